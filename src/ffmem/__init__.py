@@ -1,0 +1,51 @@
+"""ffmem reads the feed-forward memories of a transformer.
+
+Names are loaded when they are first used, so `import ffmem` needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ffmem.corpus.sources import Dataset as Dataset
+    from ffmem.demo import demo as demo
+    from ffmem.index.build import build_index as build_index
+    from ffmem.index.export import export as export
+    from ffmem.index.reader import Index as Index
+    from ffmem.index.reader import open_index as open_index
+    from ffmem.index.values import values as values
+    from ffmem.model.loading import load_model as load_model
+    from ffmem.model.memories import MemoryModel as MemoryModel
+    from ffmem.words import Cell as Cell
+    from ffmem.words import FfmemError as FfmemError
+    from ffmem.words import Trigger as Trigger
+
+_HOMES = {
+    "Cell": "ffmem.words",
+    "Dataset": "ffmem.corpus.sources",
+    "FfmemError": "ffmem.words",
+    "Index": "ffmem.index.reader",
+    "MemoryModel": "ffmem.model.memories",
+    "Trigger": "ffmem.words",
+    "build_index": "ffmem.index.build",
+    "demo": "ffmem.demo",
+    "export": "ffmem.index.export",
+    "load_model": "ffmem.model.loading",
+    "open_index": "ffmem.index.reader",
+    "values": "ffmem.index.values",
+}
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ffmem' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

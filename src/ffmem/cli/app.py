@@ -1,0 +1,247 @@
+"""`ffmem`: a verb a command. Torch is loaded only by the verbs that need it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import ffmem
+from ffmem.cli.words import gigabytes, info_lines, show_json
+from ffmem.words import FfmemError
+
+if TYPE_CHECKING:
+    from ffmem.index.estimate import Estimate
+    from ffmem.model.memories import MemoryModel
+
+app = typer.Typer(
+    name="ffmem",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="""Read the feed-forward memories of a transformer: what triggers every memory cell, and what its value says.
+
+    Start with `ffmem demo`, or with your own model and text:
+
+    `ffmem index gpt2 wiki.txt -o runs/gpt2`, then `ffmem values runs/gpt2`, then `ffmem show runs/gpt2 L11D1203`
+    """,
+)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by `ffmem index`.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, ...")]
+Dtype = Annotated[
+    str, typer.Option(help="`auto`, `float32`, `bfloat16` or `float16`. Auto: float32 on a CPU, else as stored.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+OtherModel = Annotated[
+    str | None,
+    typer.Option("--model", help="The run's model, if it has moved. Its hash is checked.", show_default="the run's"),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"ffmem {ffmem.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def index(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id, a folder, or a .gguf file.")],
+    corpus: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CORPUS...",
+            help="Text, WikiText, .jsonl or .parquet files (text also .gz .xz .zst), or "
+            "`hf:ID,config=C,split=S,column=NAME` for a Hugging Face dataset.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="The run folder to make.", show_default=False)],
+    top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
+    unit: Annotated[str, typer.Option(help="What a sentence is: `sentence`, `line`, or `window:N` tokens.")] = "sentence",
+    distinct: Annotated[
+        str,
+        typer.Option(
+            help="`text`: a sentence offers its best prefix, and equal prefixes count once. `sentence`: its best prefix, "
+            "as in the paper's code. `none`: every prefix counts."
+        ),
+    ] = "text",
+    layers: Annotated[str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all")] = None,
+    limit_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.", show_default="none")] = None,
+    batch_tokens: Annotated[str, typer.Option(help="Tokens a forward, padding included, or `auto`.")] = "auto",
+    shard_tokens: Annotated[str, typer.Option(help="Tokens between two checkpoints, or `auto`.")] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    device_map: Annotated[
+        str | None, typer.Option(help="`auto` spreads the model over all GPUs (needs accelerate).")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit of a model on the hub.")] = None,
+    bos: Annotated[str, typer.Option(help="Put the beginning-of-sentence token first: `auto`, `on` or `off`.")] = "auto",
+    negative: Annotated[
+        str, typer.Option(help="Keep the most negative prefixes too: `auto` (gated layers), `on` or `off`.")
+    ] = "auto",
+    stats: Annotated[
+        str,
+        typer.Option(
+            help="Moments and histograms of all tokens (`full`), of every 16th (`sample`), or `off`; `auto` by size."
+        ),
+    ] = "auto",
+    column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    language: Annotated[str, typer.Option(help="The language whose sentences are split, as a code.")] = "en",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run in this folder first.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find what triggers every memory cell, in one pass over a text.
+
+    Stopped or killed, the same command continues where it was.
+    """
+    from ffmem.corpus.sources import open_source
+    from ffmem.index.build import build_index
+
+    sources = [open_source(spec, column=column) for spec in corpus]
+    _note(quiet, f"loading {model}")
+    try:
+        built = build_index(
+            model,
+            sources,
+            out=out,
+            top=top,
+            unit=unit,
+            distinct=distinct,
+            layers=layers,
+            limit_tokens=limit_tokens,
+            batch_tokens=batch_tokens,
+            shard_tokens=shard_tokens,
+            bos=bos,
+            negative=negative,
+            stats=stats,
+            column=column,
+            language=language,
+            overwrite=overwrite,
+            quiet=quiet,
+            announce=None if quiet else _announce,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            revision=revision,
+        )
+    except KeyboardInterrupt:
+        _note(False, f"stopped; all finished shards are kept in {out}. Give the same command again to continue.")
+        raise typer.Exit(130) from None
+    counts = built.counts
+    _note(
+        quiet,
+        f"{out}: {counts['triggers']:,} triggers of {counts['cells']:,} cells from {counts['tokens']:,} tokens, "
+        f"{gigabytes(built.folder.disk_use())}. Next: ffmem values {out}; ffmem show {out} L1D0",
+    )
+
+
+@app.command()
+def show(
+    run: Run,
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as `L3D17`: layer from 1, cell from 0.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show a cell: its triggers, what its value promotes and suppresses, its statistics."""
+    from ffmem.index.reader import open_index
+
+    view = open_index(run)[cell]
+    if as_json:
+        print(json.dumps(show_json(view), ensure_ascii=False, indent=2))
+        return
+    print(view)
+    if not view.index.has_values:
+        _note(False, f"to see what its value says: ffmem values {run}")
+
+
+@app.command()
+def info(run: Run, as_json: AsJson = False) -> None:
+    """Tell what a run was made from, what it holds, what was skipped and why."""
+    from ffmem.index.reader import open_index
+
+    found = open_index(run)
+    disk = found.folder.disk_use()
+    if as_json:
+        print(json.dumps({**found.manifest, "disk_bytes": disk}, ensure_ascii=False, indent=2))
+    else:
+        print("\n".join(info_lines(found, disk)))
+
+
+@app.command()
+def values(
+    run: Run,
+    top: Annotated[int, typer.Option(help="Tokens to keep on each side.")] = 50,
+    norm: Annotated[bool, typer.Option("--norm", help="Send values through the final norm first.")] = False,
+    model: OtherModel = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Add what every cell's value says: its most promoted and most suppressed tokens."""
+    from ffmem.index.values import values as add_values
+
+    _note(quiet, "loading the run's model")
+    index = add_values(run, model, top=top, norm=norm, quiet=quiet, device=device, dtype=dtype)
+    _note(quiet, f"{run}: values of {len(index):,} cells. Next: ffmem show {run} L{index.layers[-1]}D0")
+
+
+@app.command()
+def export(
+    run: Run,
+    table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],
+    format: Annotated[str, typer.Option(help="`jsonl`, `csv` or `parquet`.")] = "jsonl",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A file.", show_default="standard output")] = None,
+) -> None:
+    """Write a run's triggers, cells or sentences for other tools."""
+    from ffmem.index.export import export as write
+
+    write(run, table, format=format, out=out)
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a tiny model on a tiny text on the spot, index it, and show memories worth seeing."""
+    from ffmem.demo import demo as run_demo
+
+    run_demo(out, quiet=quiet)
+
+
+def _announce(model: MemoryModel, estimate: Estimate) -> None:
+    tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
+    cells = f"{sum(model.cells):,} cells in {model.layers} layers"
+    _note(
+        False,
+        f"{model.name}: {cells}; {tokens} tokens; the run will take up to {gigabytes(estimate.run_bytes)} of disk, "
+        f"and {gigabytes(estimate.work_bytes)} more while it is built",
+    )
+
+
+def _note(quiet: bool, text: str) -> None:
+    if not quiet:
+        print(f"ffmem: {text}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; an `FfmemError` is one line on standard error and exit code 1."""
+    try:
+        return app(args=arguments, prog_name="ffmem")
+    except FfmemError as error:
+        print(f"ffmem: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader (such as head) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

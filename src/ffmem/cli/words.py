@@ -1,0 +1,68 @@
+"""What the commands print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ffmem.index.reader import CellView, Index
+
+
+def gigabytes(size: int) -> str:
+    """A size for people.
+
+    >>> gigabytes(2_340_000)
+    '2.3 MB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def show_json(view: CellView) -> dict[str, Any]:
+    """A cell as `ffmem show --json` prints it; what the run does not hold is null."""
+    stats = view.index.manifest["settings"]["stats"] != "off"
+    values = view.index.has_values
+    return {
+        "cell": view.name,
+        "layer": view.cell.layer,
+        "index": view.cell.index,
+        "triggers": [trigger.as_dict() for trigger in (*view.triggers, *view.negative_triggers)],
+        "value": {
+            "promoted": [vars(said) for said in view.value.top(10)],
+            "suppressed": [vars(said) for said in view.value.bottom(10)],
+            "max_probability": view.value.max_probability,
+            "norm": view.value.norm,
+        }
+        if values
+        else None,
+        "stats": view.stats.as_dict() if stats else None,
+    }
+
+
+def info_lines(index: Index, disk: int) -> list[str]:
+    """A run for people."""
+    model, settings, counts = (index.manifest[name] for name in ("model", "settings", "counts"))
+    skipped = ", ".join(f"{count:,} {what}" for what, count in index.manifest["skipped"].items()) or "nothing"
+    found = "found by shape" if model["found_by_shape"] else f"family {model['family']}"
+    stats = settings.get("stats_sample", settings["stats"])
+    lines = {
+        "run": str(index.path),
+        "model": f"{model['name']} ({model['architecture']}, {found}, {model['dtype']} on {model['device']})",
+        "hashes": f"model {model['hash'][:12]}, tokenizer {index.manifest['tokenizer']['hash'][:12]}, "
+        f"corpus {index.manifest['corpus']['hash'][:12]}",
+        "corpus": ", ".join(index.manifest["corpus"]["sources"]),
+        "read": f"{counts['records']:,} records, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens "
+        f"in {counts['shards']} shards, {counts['padding_share']:.1%} padding",
+        "skipped": f"{skipped}; {counts['cut_to_context']:,} sentences cut to the context of {model['context']:,}",
+        "cells": f"{counts['cells']:,} in layers {', '.join(map(str, index.layers))}",
+        "triggers": f"{counts['triggers']:,}, at most {settings['top']} a cell and sign, "
+        f"distinct by {settings['distinct']}, negative {'on' if settings['negative'] else 'off'}; "
+        f"{counts['sentences_kept']:,} sentences kept",
+        "statistics": f"{stats}; {counts['measured_tokens']:,} tokens measured",
+        "values": f"{index.manifest['values']}" if index.has_values else f"none: ffmem values {index.path}",
+        "disk": gigabytes(disk),
+        "made with": ", ".join(f"{name} {version}" for name, version in index.manifest["environment"].items()),
+    }
+    return [f"{name:<11}{text}" for name, text in lines.items()]

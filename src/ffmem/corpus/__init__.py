@@ -1,0 +1,1 @@
+"""Texts as sentences, and sentences as a fixed plan of shards and batches."""

@@ -1,0 +1,67 @@
+"""What a run will take, told before it starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+
+from ffmem.corpus.plan import Corpus
+from ffmem.corpus.sentences import Segmenter
+from ffmem.corpus.sources import TextFile, Texts
+from ffmem.index.histogram import BINS
+
+SAMPLE = 400
+"""Records read for the estimate."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Tokens (None where the size of the corpus is unknown) and bytes of disk, at most."""
+
+    tokens: int | None
+    run_bytes: int
+    work_bytes: int
+
+
+def estimate_tokens(corpus: Corpus) -> int | None:
+    """About how many tokens the corpus has, from the first records of each of its first files.
+
+    None for a stream of unknown length. A short corpus is counted to its end.
+    """
+    known = [source for source in corpus.sources if isinstance(source, TextFile)]
+    lists = [source for source in corpus.sources if isinstance(source, Texts) and isinstance(source.texts, list)]
+    if len(known) + len(lists) < len(corpus.sources):
+        return None
+    total = 0.0
+    rate = 0.0
+    for at, source in enumerate(known):
+        if at < 3 or not rate:
+            tokens, share = _begin(corpus, source)
+            rate = tokens / max(1e-9, share * (source.size() or 1))
+        total += rate * (source.size() or 0)
+    for texts in lists:
+        tokens, share = _begin(corpus, texts)
+        total += tokens / max(share, 1e-9)
+    limit = corpus.limit_tokens
+    return round(total) if limit is None else min(limit, round(total))
+
+
+def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[int, float]:
+    """Tokens of the source's first records, and the share of it that they are."""
+    segmenter = Segmenter(corpus.unit, corpus.language)
+    records = source.records(Counter())
+    texts = [unit for record in islice(records, SAMPLE) for unit in segmenter.split(record)]
+    share = source.fraction() or 0.0
+    ended = next(records, None) is None
+    tokens = sum(len(sentence.ids) for pieces in corpus.encoder.encode(texts) for sentence in pieces) if texts else 0
+    return tokens, 1.0 if ended else share
+
+
+def estimate(tokens: int | None, *, cells: int, t: int, signs: int, stats: bool) -> Estimate:
+    """Disk for a run: 20 bytes a trigger, about 300 a cell's statistics and 200 a sentence, at most one a trigger."""
+    triggers = cells * t * signs
+    sentences = min(triggers, tokens // 20) if tokens is not None else triggers
+    run = 20 * triggers + (300 if stats else 20) * cells + 200 * sentences
+    work = 28 * triggers + (4 * BINS * cells if stats else 0) + 200 * sentences
+    return Estimate(tokens, run, work)

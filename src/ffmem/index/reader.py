@@ -1,0 +1,298 @@
+"""Read an index: cells, their triggers, values and statistics, straight from the files. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ffmem.index import pages
+from ffmem.index.folder import RunFolder
+from ffmem.index.histogram import quantile
+from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
+
+if TYPE_CHECKING:
+    from ffmem.model.memories import MemoryModel
+
+VALUES = "values.arrow"
+
+
+def open_index(run: str | Path, *, model: MemoryModel | None = None) -> Index:
+    """Open a finished run. With its `model`, values can be projected that were not stored."""
+    folder = RunFolder(run)
+    return Index(folder, folder.complete(), model)
+
+
+class Index:
+    """Every memory cell of a run: `index["L3D17"]`, or iterate over all of them."""
+
+    def __init__(self, folder: RunFolder, manifest: dict[str, Any], model: MemoryModel | None = None) -> None:
+        self.folder, self.manifest, self.model = folder, manifest, model
+        self.path = folder.path
+        self.layers: list[int] = manifest["settings"]["layers"]
+        counts = manifest["model"]["cells"]
+        self._begin: dict[int, tuple[int, int]] = {}
+        begin = 0
+        for layer in self.layers:
+            self._begin[layer] = (begin, counts[layer - 1])
+            begin += counts[layer - 1]
+        self._size = begin
+
+    def __len__(self) -> int:
+        """The number of cells."""
+        return self._size
+
+    def __getitem__(self, name: str | Cell) -> CellView:
+        cell = Cell.parse(name)
+        if cell.layer not in self._begin:
+            first, last = self.layers[0], self.layers[-1]
+            whole = last - first + 1 == len(self.layers)
+            layers = f"{first} to {last}" if whole else ", ".join(map(str, self.layers))
+            raise CellError(f"{cell}: this run has layers {layers}, found layer {cell.layer}")
+        begin, count = self._begin[cell.layer]
+        if cell.index >= count:
+            raise CellError(f"{cell}: layer {cell.layer} has cells 0 to {count - 1}, found {cell.index}")
+        return CellView(self, cell, begin + cell.index)
+
+    def __iter__(self) -> Iterator[CellView]:
+        for layer in self.layers:
+            for index in range(self._begin[layer][1]):
+                yield self[Cell(layer, index)]
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return self.manifest["counts"]
+
+    @cached_property
+    def has_values(self) -> bool:
+        return VALUES in self.manifest["files"]
+
+    def table(self, name: str) -> pa.Table:
+        """One of the run's tables, mapped from its file: triggers, cells, sentences, tokens or values."""
+        return self._tables(f"{name}.arrow")
+
+    def _tables(self, file: str) -> pa.Table:
+        if file not in self._open:
+            if file not in self.manifest["files"]:
+                raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
+            self._open[file] = pa.ipc.open_file(pa.memory_map(str(self.folder / file))).read_all()
+        return self._open[file]
+
+    @cached_property
+    def _open(self) -> dict[str, pa.Table]:
+        return {}
+
+    def token(self, id: int) -> str:
+        """The text of a token, its space kept."""
+        return self._tables("tokens.arrow").column("text")[id].as_py()
+
+    def sentences(self, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Rows of the table of sentences, each read once."""
+        table = self._tables("sentences.arrow")
+        return {row: table.slice(row, 1).to_pylist()[0] for row in set(rows)}
+
+    def triggers(self, first: CellView, count: int) -> Iterator[Trigger]:
+        """The triggers of `count` cells from this one on: positive before negative, by rank."""
+        cells = self._tables("cells.arrow").slice(first.row, count)
+        begin = cells.column("first_trigger")[0].as_py() if count else 0
+        names = [Cell(*pair) for pair in zip(*(cells.column(c).to_pylist() for c in ("layer", "index")), strict=True)]
+        counts = list(zip(*(cells.column(f"{s}_triggers").to_pylist() for s in ("positive", "negative")), strict=True))
+        rows = self._tables("triggers.arrow").slice(begin, sum(map(sum, counts))).to_pylist()
+        sentences = self.sentences(row["row"] for row in rows)
+        following = iter(rows)
+        for cell, both in zip(names, counts, strict=True):
+            for sign, number in zip(SIGNS, both, strict=True):
+                for rank, row in enumerate(islice(following, number), 1):
+                    prefix, token = self._split(sentences[row["row"]], row["position"])
+                    yield Trigger(cell, sign, rank, row["coefficient"], row["sentence"], row["position"], prefix, token)
+
+    def _split(self, sentence: dict[str, Any], position: int) -> tuple[str, str | None]:
+        """A prefix of `position` tokens as text, and the token after it (None at the sentence's end).
+
+        A token that is part of a character has no text of its own; then the vocabulary's name for it stands in.
+        """
+        text, ends, tokens = sentence["text"], sentence["ends"], sentence["tokens"]
+        prefix = text[: ends[position - 1]]
+        if position == len(tokens):
+            return prefix, None
+        return prefix, text[ends[position - 1] : ends[position]] or self.token(tokens[position])
+
+    def __repr__(self) -> str:
+        return f"Index({str(self.path)!r}: {len(self):,} cells of {self.manifest['model']['name']})"
+
+    def _repr_html_(self) -> str:
+        return pages.index_page(self)
+
+
+@dataclass(frozen=True)
+class CellView:
+    """One memory cell of an index, read when asked."""
+
+    index: Index
+    cell: Cell
+    row: int
+
+    @property
+    def name(self) -> str:
+        return str(self.cell)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return self.index.table("cells").slice(self.row, 1).to_pylist()[0]
+
+    @cached_property
+    def triggers(self) -> Triggers:
+        """What fires the cell most, best first."""
+        return Triggers(trigger for trigger in self._both if trigger.sign == "+")
+
+    @cached_property
+    def negative_triggers(self) -> Triggers:
+        """What drives the cell's coefficient furthest below zero; empty where the run did not look."""
+        return Triggers(trigger for trigger in self._both if trigger.sign == "-")
+
+    @cached_property
+    def _both(self) -> list[Trigger]:
+        return list(self.index.triggers(self, 1))
+
+    @cached_property
+    def stats(self) -> CellStatistics:
+        """How often and how strongly the cell fires."""
+        if "active" not in self._facts:
+            raise RunError(f"{self.index.path} was built with stats off: build it again to have statistics")
+        return CellStatistics(self._facts, self.index.counts["tokens"], self.index.counts["measured_tokens"])
+
+    @cached_property
+    def value(self) -> Value:
+        """What the cell's value promotes and suppresses."""
+        return Value(self)
+
+    def __repr__(self) -> str:
+        return pages.cell_text(self)
+
+    def _repr_html_(self) -> str:
+        return pages.cell_page(self)
+
+
+class Triggers(tuple[Trigger, ...]):
+    """A cell's triggers in order of rank; a slice of them is one too."""
+
+    def __getitem__(self, which: Any) -> Any:
+        found = super().__getitem__(which)
+        return Triggers(found) if isinstance(which, slice) else found
+
+    def _repr_html_(self) -> str:
+        return pages.triggers_page(self)
+
+
+@dataclass(frozen=True)
+class CellStatistics:
+    """A cell's coefficients over the corpus: firings and extremes of all tokens, the rest of the measured ones."""
+
+    facts: dict[str, Any]
+    tokens: int
+    measured: int
+
+    @property
+    def active(self) -> float:
+        """The share of tokens with a coefficient above 0."""
+        return self.facts["active"] / max(1, self.tokens)
+
+    @property
+    def maximum(self) -> float:
+        return self.facts["maximum"]
+
+    @property
+    def minimum(self) -> float:
+        return self.facts["minimum"]
+
+    @property
+    def mean(self) -> float:
+        return self.facts["mean"]
+
+    @property
+    def variance(self) -> float:
+        return self.facts["variance"]
+
+    def quantile(self, q: float) -> float:
+        """The q-quantile (0 to 1), within 5%."""
+        if not 0 <= q <= 1:
+            raise ValueError(f"expected a quantile from 0 to 1, found {q}")
+        found = quantile(np.array(self.facts["bins"]), np.array(self.facts["counts"]), q)
+        return float(np.clip(found, self.minimum, self.maximum))
+
+    def as_dict(self) -> dict[str, float]:
+        names = ("active", "maximum", "minimum", "mean", "variance")
+        quantiles = {f"q{q:g}": self.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)}
+        return {**{name: getattr(self, name) for name in names}, **quantiles, "measured_tokens": self.measured}
+
+    def _repr_html_(self) -> str:
+        return pages.statistics_page(self)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A token and the probability that a value gives it."""
+
+    token: str
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Value:
+    """A cell's value as a distribution over the vocabulary: from the run's stored projection, else from its model."""
+
+    cell: CellView
+
+    def top(self, k: int = 10) -> list[Said]:
+        """The k tokens it promotes most."""
+        return self._said("promoted", k)
+
+    def bottom(self, k: int = 10) -> list[Said]:
+        """The k tokens it suppresses most."""
+        return self._said("suppressed", k)
+
+    @property
+    def max_probability(self) -> float:
+        return self.top(1)[0].probability
+
+    @property
+    def norm(self) -> float:
+        """The length of the value vector."""
+        return self._stored["norm"] if self.cell.index.has_values else self._live["norm"]
+
+    @cached_property
+    def _stored(self) -> dict[str, Any]:
+        return self.cell.index.table("values").slice(self.cell.row, 1).to_pylist()[0]
+
+    @cached_property
+    def _live(self) -> dict[str, Any]:
+        model = self.cell.index.model
+        if model is None:
+            run = self.cell.index.path
+            raise RunError(f"{run} has no value projections: add them with ffmem values {run}, or open it with its model")
+        from ffmem.index.values import project
+
+        cell = self.cell.cell
+        return project(model, model.values(cell.layer)[cell.index][None], k=100).to_pylist()[0]
+
+    def _said(self, side: str, k: int) -> list[Said]:
+        row = self._stored if self.cell.index.has_values else self._live
+        ids, log_probs = row[side], row[f"{side}_log_prob"]
+        if k > len(ids):
+            raise RunError(
+                f"expected at most the {len(ids)} tokens stored for each value, found {k}: use ffmem values --top {k}"
+            )
+        return [
+            Said(self.cell.index.token(id), id, float(np.exp(log_prob)))
+            for id, log_prob in zip(ids[:k], log_probs[:k], strict=True)
+        ]
+
+    def _repr_html_(self) -> str:
+        return pages.value_page(self)

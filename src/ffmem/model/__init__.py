@@ -1,0 +1,1 @@
+"""Any transformer as a stack of memories."""

@@ -1,0 +1,102 @@
+"""The self-check a model passes at load: are these really its memories, and is it left untouched?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from ffmem.model.memories import MemoryModel
+from ffmem.model.spots import HALF_TOLERANCE, TOLERANCE, relative_error
+from ffmem.words import ModelError
+
+PROBE = 12
+"""Tokens of the check."""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """Relative errors of the worst layer; `logits_equal` is bit for bit."""
+
+    value_product: float
+    """coefficients times values plus bias against the value matrix's own output"""
+    residual_sum: float
+    """r + y against o"""
+    causality: float
+    """a prefix's coefficients alone against the same inside a longer text"""
+    projection: float
+    """our vocabulary projection of the last o against the model's own log-probabilities"""
+    logits_equal: bool
+    """logits with our hooks against the untouched model's"""
+    tolerance: float
+
+    def failures(self) -> list[str]:
+        limits = {
+            "value_product": self.tolerance,
+            "residual_sum": self.tolerance,
+            # Rounding differs with the shape of a batch; looking ahead is orders of magnitude larger.
+            "causality": 100 * self.tolerance if self.tolerance < 1e-3 else 10 * self.tolerance,
+            "projection": 10 * self.tolerance,
+        }
+        numbers = asdict(self)
+        found = [f"{name} {numbers[name]:.1e} > {limit:.0e}" for name, limit in limits.items() if not numbers[name] <= limit]
+        return found if self.logits_equal else [*found, "logits differ under hooks"]
+
+
+@torch.inference_mode()
+def check(model: MemoryModel) -> SelfCheck:
+    """Run the self-check on a few tokens, without raising."""
+    ids = probe_ids(model)
+    untouched = model.logits(ids)
+    recording = model.record(ids)
+    product, total = 0.0, 0.0
+    for layer in range(1, model.layers + 1):
+        at = layer - 1
+        out = recording.m[at] @ model.values(layer)
+        bias = model.value_bias(layer)
+        product = max(product, relative_error(out if bias is None else out + bias, recording.product[at]))
+        total = max(total, relative_error(recording.r[at] + recording.y[at], recording.o[at]))
+    alone: list[torch.Tensor] = []
+    with model.reading(lambda _, m: alone.append(m.clone())) as forward:
+        forward(ids[:, : PROBE // 2])
+    looks_ahead = max(
+        relative_error(prefix, whole[:, : PROBE // 2]) for prefix, whole in zip(alone, recording.m, strict=True)
+    )
+    ours = model.vocabulary.log_probs(_last_output(model, recording.o[-1])[0], norm=True)
+    theirs = torch.log_softmax(untouched[0].float(), dim=-1)
+    return SelfCheck(
+        value_product=product,
+        residual_sum=total,
+        causality=looks_ahead,
+        projection=relative_error(ours, theirs.to(ours.device)),
+        logits_equal=bool(torch.equal(untouched, recording.logits)),
+        tolerance=TOLERANCE.get(model.dtype, HALF_TOLERANCE),
+    )
+
+
+def refuse_unless_sound(model: MemoryModel) -> SelfCheck:
+    """The self-check's numbers, or an error with those that fail."""
+    try:
+        result = check(model)
+    except RuntimeError as error:
+        raise ModelError(f"{model.name}: the self-check could not run ({error})") from error
+    failures = result.failures()
+    if failures:
+        how = "found by shape" if model.found_by_shape else f"read as {model.family.name}"
+        raise ModelError(f"{model.name} ({type(model.model).__name__}, {how}) fails the self-check: {'; '.join(failures)}")
+    return result
+
+
+def probe_ids(model: MemoryModel) -> torch.Tensor:
+    """A few different token ids, the same every time."""
+    size = model.model.get_input_embeddings().weight.shape[0]
+    length = min(PROBE, model.context)
+    return (torch.arange(1, length + 1, device=model.device) * 7919 % max(size - 1, 1))[None]
+
+
+def _last_output(model: MemoryModel, o: torch.Tensor) -> torch.Tensor:
+    """The last block's output as the final norm takes it: in a post-norm block that is behind the block's own norm."""
+    if model.family.o == "block.out":
+        return o
+    path, _ = model.family.o.rsplit(".", 1)
+    return model.blocks[-1].get_submodule(path)(o)

@@ -1,0 +1,41 @@
+"""Hashes that say which model and which tokenizer made a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+CHUNK = 1 << 24
+
+
+def model_hash(model: nn.Module) -> str:
+    """A hash of every weight: names, shapes, dtypes and bytes. Tied weights count once."""
+    tensors = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if buffer.numel() > 1}
+    keep = set(model.state_dict())
+
+    def digest(item: tuple[str, torch.Tensor]) -> bytes:
+        name, tensor = item
+        total = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        for start in range(0, len(flat), CHUNK):
+            total.update(flat[start : start + CHUNK].cpu().numpy())
+        return total.digest()
+
+    with ThreadPoolExecutor(4) as pool:
+        parts = pool.map(digest, sorted((name, tensor) for name, tensor in tensors.items() if name in keep))
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """A hash of all that turns text into ids: the vocabulary, the rules and the special tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    special = json.dumps(
+        {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}, ensure_ascii=True
+    )
+    return hashlib.sha256(f"{special}\n{rules}".encode()).hexdigest()

@@ -1,0 +1,222 @@
+"""A transformer as a stack of key-value memories: its keys, values and coefficients, read without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ffmem.model.families import Family
+from ffmem.model.spots import hooked, module_at, record_spot, spots_of
+from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
+from ffmem.words import FfmemError, ModelError
+
+Visit = Callable[[int, Tensor], None]
+NO_LIMIT = 1 << 20
+"""Longest text fed to a model that states no limit of its own."""
+
+
+class _Stop(Exception):
+    """Raised inside a forward once the last wanted layer has been read."""
+
+
+@dataclass
+class Recording:
+    """What flowed through every layer in one forward: a list entry a layer."""
+
+    m: list[Float[Tensor, "batch pos cells"]]
+    product: list[Float[Tensor, "batch pos d"]]
+    """The value matrix's own output, m·V + b, in front of any norm behind it."""
+    r: list[Float[Tensor, "batch pos d"]]
+    y: list[Float[Tensor, "batch pos d"]]
+    o: list[Float[Tensor, "batch pos d"]]
+    logits: Float[Tensor, "batch pos vocab"]
+
+
+@dataclass
+class MemoryModel:
+    """A Hugging Face model, its tokenizer and the row that says where its memories are."""
+
+    model: Any
+    tokenizer: Any
+    family: Family
+    name: str
+    revision: str | None = None
+    found_by_shape: bool = False
+    fingerprint: Callable[[], str] = field(default=lambda: "", repr=False)
+    """The hash of the weights as they were loaded, before any cast."""
+
+    @cached_property
+    def blocks(self) -> list[nn.Module]:
+        return list(module_at(self.model, self.family.blocks, "the blocks").children())
+
+    @cached_property
+    def value_modules(self) -> list[nn.Module]:
+        return [module_at(block, self.family.value, "the value matrix") for block in self.blocks]
+
+    @property
+    def config(self) -> Any:
+        return getattr(self.model.config, "text_config", None) or self.model.config
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    @cached_property
+    def cells(self) -> list[int]:
+        """The number of cells of each layer."""
+        return [_rows(module).shape[0] for module in self.value_modules]
+
+    @cached_property
+    def d(self) -> int:
+        return _rows(self.value_modules[0]).shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value_modules[0].weight.dtype  # type: ignore[return-value]
+
+    @property
+    def context(self) -> int:
+        """The longest sequence the model takes."""
+        for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
+            limit = getattr(self.config, name, None)
+            if isinstance(limit, int) and limit > 0:
+                return limit
+        return NO_LIMIT
+
+    @cached_property
+    def bos(self) -> int | None:
+        """The token put first: the tokenizer's bos, else its eos, else none."""
+        for name in ("bos_token_id", "eos_token_id"):
+            token = getattr(self.tokenizer, name, None)
+            if token is not None:
+                return int(token)
+        return None
+
+    def keys(self, layer: int) -> Float[Tensor, "cells d"]:
+        """The keys of a layer (from 1); in a gated layer, the gate's."""
+        path, _, half = self.family.key.partition("[")
+        rows = _rows(module_at(self.blocks[layer - 1], path, "the keys")).T
+        if half:
+            rows = rows.chunk(2)[int(half.rstrip("]"))]
+        return rows
+
+    def values(self, layer: int) -> Float[Tensor, "cells d"]:
+        """The values of a layer (from 1), without the value bias."""
+        return _rows(self.value_modules[layer - 1])
+
+    def value_bias(self, layer: int) -> Float[Tensor, " d"] | None:
+        return getattr(self.value_modules[layer - 1], "bias", None)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        unembedding = self.model.get_output_embeddings()
+        if not isinstance(unembedding, nn.Linear):
+            raise ModelError(f"{self.name}: expected a linear unembedding, found {type(unembedding).__name__}")
+        divisor = getattr(self.config, "logits_scaling", None)
+        return SoftmaxVocabulary(
+            unembedding=unembedding,
+            norm=_optional(self.model, self.family.norm),
+            project=_optional(self.model, self.family.project),
+            softcap=getattr(self.config, "final_logit_softcapping", None),
+            scale=1 / divisor if divisor else getattr(self.config, "logit_scale", None) or 1.0,
+        )
+
+    @contextmanager
+    def reading(self, visit: Visit, layers: Iterable[int] | None = None) -> Iterator[Callable[[Tensor], None]]:
+        """Give `visit` every wanted layer's coefficients, layer by layer, in each forward made inside.
+
+        Yields the forward: it takes token ids, padded on the right, and ends as soon as the last wanted layer has
+        been read, so neither that layer's values nor the vocabulary projection are computed. Padding needs no mask:
+        a causal model never looks right.
+        """
+        wanted = sorted(set(layers or range(1, self.layers + 1)))
+        shape: list[tuple[int, ...]] = [()]
+
+        def look(layer: int) -> Callable[[], Any]:
+            def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+                visit(layer, args[0].reshape(*shape[0], -1))
+                if layer == wanted[-1]:
+                    raise _Stop
+
+            return lambda: self.value_modules[layer - 1].register_forward_pre_hook(hook)
+
+        def forward(ids: Int[Tensor, "batch pos"]) -> None:
+            shape[0] = tuple(ids.shape)
+            try:
+                with torch.inference_mode():
+                    self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+            except _Stop:
+                return
+            raise ModelError(f"{self.name}: layer {wanted[-1]}'s value matrix was never called in a forward")
+
+        with hooked(*(look(layer) for layer in wanted)):
+            yield forward
+
+    @torch.inference_mode()
+    def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
+        return self.model(input_ids=ids.to(self.device), use_cache=False).logits
+
+    @torch.inference_mode()
+    def record(self, ids: Int[Tensor, "batch pos"]) -> Recording:
+        """Everything that flows through every layer in one forward (see `Recording`)."""
+        shape = tuple(ids.shape)
+        kept: dict[str, list[Tensor | None]] = {name: [None] * self.layers for name in ("m", "product", "r", "y", "o")}
+        installs = []
+        spots = {
+            "m": f"{self.family.value}.in",
+            "product": f"{self.family.value}.out",
+            "r": self.family.r,
+            "y": self.family.y,
+            "o": self.family.o,
+        }
+        for layer, block in enumerate(self.blocks):
+            for name, expression in spots.items():
+                for path, side in spots_of(expression):
+
+                    def keep(tensor: Tensor, name: str = name, layer: int = layer) -> None:
+                        tensor = tensor.reshape(*shape, -1)
+                        before = kept[name][layer]
+                        kept[name][layer] = tensor if before is None else before + tensor
+
+                    installs.append(record_spot(block, path, side, keep))
+        with hooked(*installs):
+            logits = self.logits(ids)
+        for name, tensors in kept.items():
+            if any(tensor is None for tensor in tensors):
+                missing = next(layer for layer, tensor in enumerate(tensors, 1) if tensor is None)
+                raise ModelError(f"{self.name}: nothing flowed through {spots[name]!r} in layer {missing}")
+        return Recording(**kept, logits=logits)  # type: ignore[arg-type]
+
+    def check_bos(self, bos: str) -> bool:
+        """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
+        if bos not in ("auto", "on", "off"):
+            raise FfmemError(f"expected bos auto, on or off, found {bos!r}")
+        if bos == "on" and self.bos is None:
+            raise FfmemError(f"{self.name}: the tokenizer has neither a bos nor an eos token; use bos off")
+        return bos != "off" and self.bos is not None
+
+
+def _rows(module: nn.Module) -> Float[Tensor, "inputs outputs"]:
+    """A linear map's weight with a row an input: nn.Linear keeps it the other way round, GPT-2's Conv1D as it is."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight if type(module).__name__ == "Conv1D" else weight.T
+
+
+def _optional(root: nn.Module, path: str | None) -> nn.Module | None:
+    """The module at `path`, or None where the config leaves it out."""
+    if path is None:
+        return None
+    parent, _, name = path.rpartition(".")
+    return getattr(root.get_submodule(parent), name, None)
