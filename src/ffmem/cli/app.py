@@ -203,7 +203,11 @@ def export(
     """Write a run's triggers, cells or sentences for other tools."""
     from ffmem.index.export import export as write
 
-    write(run, table, format=format, out=out)
+    try:
+        write(run, table, format=format, out=out)
+    except BrokenPipeError:
+        # The reader (such as head) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -241,7 +245,3 @@ def main(arguments: list[str] | None = None) -> Any:
     except FfmemError as error:
         print(f"ffmem: error: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader (such as head) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

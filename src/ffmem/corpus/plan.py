@@ -44,7 +44,7 @@ class Progress:
 class Batch:
     """Rows of about equal length, padded on the right."""
 
-    ids: Int[np.ndarray, "batch pos"]
+    ids: Int[np.ndarray, "batch columns"]
     """Token ids, the beginning-of-sentence token first where there is one."""
     lengths: Int[np.ndarray, " batch"]
     """Tokens of each row, the beginning-of-sentence token not counted."""
@@ -196,10 +196,10 @@ class Corpus:
 
     def digest(self) -> str:
         """The hash of all text of the corpus, read without segmenting or tokenizing it."""
-        mark = None
+        digest = b""
         for _, mark in self._records(Progress(), Counter()):
-            pass
-        return mark.digest.hex() if mark else ""
+            digest = mark.digest
+        return digest.hex()
 
     def _fraction(self, at: int) -> float | None:
         """The share of the sources read, inside source `at`: by bytes where all have a size."""

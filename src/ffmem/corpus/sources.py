@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,10 +24,12 @@ HEADING = re.compile(r"\s*(=(?: =)*) \S.* \1\s*")
 """A WikiText heading: ` = Title = `, ` = = Section = = `."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """Something that gives records of text."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
         """The texts in order; what is left out on purpose is counted in `skipped`."""
@@ -242,9 +244,9 @@ def open_sources(corpus: object, *, column: str = "text") -> list[Source]:
 
     A string alone is a path; strings in a list are texts, so a list of files is a list of `Path`s.
     """
-    if isinstance(corpus, (str, Path, *_SOURCES)):
+    if isinstance(corpus, (str, Path, Source)):
         return [open_source(corpus, column=column)]
-    if isinstance(corpus, (list, tuple)) and corpus and all(isinstance(part, (Path, *_SOURCES)) for part in corpus):
+    if isinstance(corpus, (list, tuple)) and corpus and all(isinstance(part, (Path, Source)) for part in corpus):
         return [open_source(part, column=column) for part in corpus]
     if isinstance(corpus, Iterable):
         return [Texts(corpus, column)]
@@ -271,9 +273,6 @@ def open_source(spec: str | Path | Source, *, column: str = "text") -> Source:
     if kind == ".json":
         raise CorpusError(f"{path}: expected text, .jsonl (an object a line) or .parquet, found .json")
     return TextFile(path)
-
-
-_SOURCES = (Dataset, TextFile, ParquetFile, Texts)
 
 
 def _unpacked(handle: BinaryIO, suffix: str) -> Any:

@@ -90,7 +90,7 @@ def build_index(
     parsed = Unit.parse(unit)
     sources = open_sources(corpus, column=column)
     loaded = load_model(model, **load)
-    wanted = {
+    wanted: dict[str, Any] = {
         "top": top,
         "unit": str(parsed),
         "distinct": distinct,
@@ -109,7 +109,7 @@ def build_index(
     plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens)
     folder = RunFolder(out)
     with folder.locked():
-        if overwrite:
+        if overwrite or not checkpoint.worth_keeping(folder):
             folder.remove()
         manifest = folder.manifest()
         resolved = (
@@ -137,7 +137,7 @@ def build_index(
             }
             folder.create(manifest)
         run = _Run(folder, manifest, plan, loaded)
-        with reporting("indexing", quiet=quiet) as reporter, _threads(manifest["environment"]["threads"]):
+        with reporting("indexing", quiet=quiet) as reporter, threads(manifest["environment"]["threads"]):
             run.go(reporter, tokens)
     return open_index(folder.path, model=loaded)
 
@@ -344,7 +344,7 @@ def _environment() -> dict[str, Any]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Compute with as many threads as the run began with: sums depend on it in the last digits."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

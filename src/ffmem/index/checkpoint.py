@@ -52,6 +52,12 @@ def save(folder: RunFolder, collectors: dict[int, LayerCollector], shard: Shard,
         safetensors.torch.save_file(tensors, path, {"done": json.dumps(facts)})
 
 
+def worth_keeping(folder: RunFolder) -> bool:
+    """Whether a run has anything to lose: it is complete, or a shard of it is."""
+    manifest = folder.manifest()
+    return manifest is not None and (manifest["state"] == "complete" or (folder / STATE).exists())
+
+
 def load(folder: RunFolder, collectors: dict[int, LayerCollector]) -> Done:
     """Fill the collectors with the last state; nothing where there is none."""
     path = folder / STATE

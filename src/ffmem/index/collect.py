@@ -64,16 +64,24 @@ class LayerCollector:
             self.shard.add(m, high=high, low=low, lengths=batch.lengths, shortest=batch.shortest, chosen=chosen)
 
     def _offer(self, top: TopTriggers, m: Tensor, best: Tensor, batch: DeviceBatch, *, negative: bool) -> None:
-        where = {"negative": negative, "lengths": batch.lengths, "sentences": batch.sentences}
         if top.distinct == "none":
-            every_prefix(top, m, **where)
+            every_prefix(top, m, negative=negative, lengths=batch.lengths, sentences=batch.sentences)
         else:
-            best_of_rows(top, m, best, shortest=batch.shortest, keys=batch.keys, **where)
+            best_of_rows(
+                top,
+                m,
+                best,
+                negative=negative,
+                lengths=batch.lengths,
+                shortest=batch.shortest,
+                sentences=batch.sentences,
+                keys=batch.keys,
+            )
 
     def end_shard(self) -> None:
-        """Merge what waits. A shard's sums are made apart and added in the order of shards."""
+        """Let in what waits. A shard's sums are made apart and added in the order of shards."""
         for top in self.top.values():
-            top.merge()
+            top.settle()
         if self.total and self.shard:
             self.total.merge(self.shard)
             self.shard = Statistics(len(self.total.active), self.total.active.device)

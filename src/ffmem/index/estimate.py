@@ -59,9 +59,9 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[int, float]:
 
 
 def estimate(tokens: int | None, *, cells: int, t: int, signs: int, stats: bool) -> Estimate:
-    """Disk for a run: 20 bytes a trigger, about 300 a cell's statistics and 200 a sentence, at most one a trigger."""
+    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics and 200 a sentence, at most one a trigger."""
     triggers = cells * t * signs
     sentences = min(triggers, tokens // 20) if tokens is not None else triggers
-    run = 20 * triggers + (300 if stats else 20) * cells + 200 * sentences
+    run = 20 * triggers + (1400 if stats else 20) * cells + 200 * sentences
     work = 28 * triggers + (4 * BINS * cells if stats else 0) + 200 * sentences
     return Estimate(tokens, run, work)

@@ -124,7 +124,12 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only writer. The lock is on the folder itself and ends with the process, however that ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise RunError(f"expected a folder for the run, found a file at {self.path}") from error
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be made: {error.strerror}") from error
         try:
             import fcntl
         except ImportError:  # Windows has no flock

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -97,7 +98,8 @@ def _trigger_batch(tops: list[TopTriggers], numbers: Int[np.ndarray, " n"]) -> p
     coefficient[:, 1:] *= -1
     place = np.stack([top.place.cpu().numpy() for top in tops], axis=1)
     used = coefficient != 0
-    sentence, position = sentence_of(place[used]), position_of(place[used])
+    places = torch.from_numpy(place[used])
+    sentence, position = sentence_of(places).numpy(), position_of(places).numpy()
     columns = [
         pa.array(coefficient[used], pa.float32()),
         pa.array(sentence, pa.int64()),

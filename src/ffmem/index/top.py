@@ -65,7 +65,7 @@ class TopTriggers:
     Rows are sorted by coefficient, then by place; an unused slot has coefficient 0 and place `EMPTY`. Hits with the
     same key count as one, the best of them (with `distinct="none"` keys are ignored). A hit below its cell's
     threshold, the t-th best so far, can never enter again, so it is dropped at once; the few survivors are kept
-    aside and merged now and then.
+    aside and let in now and then.
     """
 
     def __init__(self, cells: int, t: int, distinct: Distinct, device: torch.device | str = "cpu") -> None:
@@ -100,16 +100,14 @@ class TopTriggers:
         if len(hits):
             self._waiting.append(hits)
             self._count += len(hits)
-        if self._count > self.cells * self.t // 2 or (not self.full and self._count):
-            self.merge()
+        if self._count > self.cells * self.t // 2:
+            self.settle()
 
-    def merge(self) -> None:
+    def settle(self) -> None:
         """Let the survivors in: sort all, drop repeated keys, keep the first t of each cell."""
         if not self._waiting:
             return
-        cell, slot = (self.coefficient > 0).nonzero(as_tuple=True)
-        held = Hits(cell, self.coefficient[cell, slot], self.place[cell, slot], self.key[cell, slot])
-        hits = Hits.cat([held, *self._waiting])
+        hits = Hits.cat([self._held(), *self._waiting])
         order = _order(hits)
         if self.distinct != "none":
             order = order[_first_of_each_key(hits.cell[order], hits.key[order])]
@@ -125,9 +123,19 @@ class TopTriggers:
         self.full = bool((self.threshold > 0).all())
         self._waiting, self._count = [], 0
 
+    def _held(self) -> Hits:
+        cell, slot = (self.coefficient > 0).nonzero(as_tuple=True)
+        return Hits(cell, self.coefficient[cell, slot], self.place[cell, slot], self.key[cell, slot])
+
+    def merge(self, other: TopTriggers) -> None:
+        """Take in the triggers that another pass found, in any order of passes."""
+        other.settle()
+        hits = other._held()
+        self.add(hits[hits.coefficient >= self.threshold[hits.cell]])
+
     def state(self) -> dict[str, Tensor]:
-        """All there is to keep, once the survivors are merged."""
-        self.merge()
+        """All there is to keep, once the survivors are in."""
+        self.settle()
         return {"coefficient": self.coefficient, "place": self.place, "key": self.key}
 
     def load(self, state: dict[str, Tensor]) -> None:

@@ -50,10 +50,14 @@ def values(
     index = run if isinstance(run, Index) else open_index(run)
     loaded = model_of(index, model, **load)
     with index.folder.locked(), reporting("projecting values", quiet=quiet) as reporter:
+        manifest = index.folder.complete()
+        if manifest["files"].pop(VALUES, None):
+            # Stopped between file and manifest, the run must not point to values that are not there.
+            index.folder.write_manifest(manifest)
         with index.folder.writing(VALUES) as path:
             write_table(path, VALUE_SCHEMA, _batches(index, loaded, top, norm, reporter))
-        manifest = index.folder.complete() | {"values": {"top": top, "norm": norm, "dtype": str(loaded.dtype)[6:]}}
-        manifest["files"] = manifest["files"] | index.folder.described(VALUES)
+        manifest["values"] = {"top": top, "norm": norm, "dtype": str(loaded.dtype).removeprefix("torch.")}
+        manifest["files"] |= index.folder.described(VALUES)
         index.folder.write_manifest(manifest)
     return open_index(index.path, model=loaded)
 

@@ -84,7 +84,7 @@ def _stream(model: Any, blocks: list[nn.Module], value: str) -> tuple[str, str, 
     """Spots r, y and o for which r + y comes closest to o in the first and the last block."""
     inner = [path for path, _ in blocks[0].named_modules() if path]
     norms = [path for path in inner if "norm" in path.lower() or "ln" in path.lower()]
-    spots = [f"{path}.{side}" for path in ["block", *inner] for side in ("in", "out")]
+    spots = [(path, side) for path in ["block", *inner] for side in ("in", "out")]
     kept = [_record(model, block, spots) for block in (blocks[0], blocks[-1])]
     width = kept[0]["block.in"].numel()
     wide = [spot for spot, tensor in kept[0].items() if tensor.numel() == width]  # in the order of the forward
@@ -120,13 +120,13 @@ def _error(tensors: dict[str, Tensor], terms: list[str], o: str) -> float:
     return relative_error(torch.stack([tensors[term].flatten().float() for term in terms]).sum(0), tensors[o].flatten())
 
 
-def _record(model: Any, block: nn.Module, spots: list[str]) -> dict[str, Tensor]:
+def _record(model: Any, block: nn.Module, spots: list[tuple[str, str]]) -> dict[str, Tensor]:
     kept: dict[str, Tensor] = {}
 
     def keeper(spot: str) -> Callable[[Tensor], None]:
         return lambda tensor: kept.__setitem__(spot, tensor)
 
-    installs = [record_spot(block, *spot.rsplit(".", 1), keep=keeper(spot)) for spot in spots]
+    installs = [record_spot(block, path, side, keeper(f"{path}.{side}")) for path, side in spots]
     size = model.get_input_embeddings().weight.shape[0]
     with hooked(*installs):
         model(input_ids=torch.arange(1, 8, device=model.device)[None] % size, use_cache=False)

@@ -56,27 +56,19 @@ class Family:
 
 def _plain(name: str, **changes: Any) -> Family:
     """The layout of GPT-2: one key matrix, pre-norm, attention before the feed-forward layer."""
-    row: dict[str, Any] = dict(
-        blocks="transformer.h", key="mlp.c_fc", value="mlp.c_proj", norm="transformer.ln_f", r="ln_2.in", y="mlp.out"
-    )
-    return Family(name=name, **(row | changes))
+    row = {"blocks": "transformer.h", "key": "mlp.c_fc", "value": "mlp.c_proj", "norm": "transformer.ln_f"}
+    stream = {"r": "ln_2.in", "y": "mlp.out"}
+    return Family(name=name, **(row | stream | changes))
 
 
 def _gated(name: str, **changes: Any) -> Family:
     """The layout of Llama: gate and up, pre-norm, attention before the feed-forward layer."""
-    row: dict[str, Any] = dict(
-        blocks="model.layers",
-        key="mlp.gate_proj",
-        up="mlp.up_proj",
-        value="mlp.down_proj",
-        norm="model.norm",
-        r="post_attention_layernorm.in",
-        y="mlp.out",
-    )
-    return Family(name=name, **(row | changes))
+    row = {"blocks": "model.layers", "key": "mlp.gate_proj", "up": "mlp.up_proj", "value": "mlp.down_proj"}
+    stream = {"norm": "model.norm", "r": "post_attention_layernorm.in", "y": "mlp.out"}
+    return Family(name=name, **(row | stream | changes))
 
 
-_NORM_BEHIND = dict(r="pre_feedforward_layernorm.in", y="post_feedforward_layernorm.out")
+_NORM_BEHIND = {"r": "pre_feedforward_layernorm.in", "y": "post_feedforward_layernorm.out"}
 _PARALLEL = {"r": "block.in + self_attn.out"}
 
 FAMILIES: dict[str, Family] = {

@@ -23,7 +23,7 @@ def model_hash(model: nn.Module) -> str:
         total = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         flat = tensor.detach().reshape(-1).view(torch.uint8)
         for start in range(0, len(flat), CHUNK):
-            total.update(flat[start : start + CHUNK].cpu().numpy())
+            total.update(flat[start : start + CHUNK].cpu().numpy().data)
         return total.digest()
 
     with ThreadPoolExecutor(4) as pool:

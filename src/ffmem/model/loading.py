@@ -105,7 +105,7 @@ def _from_pretrained(name: str, revision: str | None, device_map: str | None) ->
             _refuse_experts(config, name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **where)
         extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
-        with _quiet():
+        with _Quiet():
             model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto", **where, **extra)
     except ModelError:
         raise
@@ -151,7 +151,7 @@ def _first_line(error: Exception) -> str:
     return (text.splitlines() or [type(error).__name__])[0].rstrip(" :")
 
 
-class _quiet:
+class _Quiet:
     """Keep transformers' own progress bars and load reports off a user's screen."""
 
     def __enter__(self) -> None:

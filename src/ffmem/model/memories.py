@@ -211,6 +211,7 @@ def _rows(module: nn.Module) -> Float[Tensor, "inputs outputs"]:
     """A linear map's weight with a row an input: nn.Linear keeps it the other way round, GPT-2's Conv1D as it is."""
     weight = module.weight
     assert isinstance(weight, Tensor)
+    weight = weight.detach()
     return weight if type(module).__name__ == "Conv1D" else weight.T
 
 

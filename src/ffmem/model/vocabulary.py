@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +14,12 @@ CHUNK_ELEMENTS = 1 << 26
 """Logits held at a time: 256 MB in float32."""
 
 
+@runtime_checkable
 class Vocabulary(Protocol):
     """From vectors to words. `norm=True` sends a vector through the model's final norm first."""
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]: ...
 
@@ -54,7 +56,7 @@ class SoftmaxVocabulary:
     def size(self) -> int:
         return self.unembedding.weight.shape[0]
 
-    def _rows(self, h: Float[Tensor, "n d"], norm: bool) -> Float[Tensor, "n d"]:
+    def _rows(self, h: Float[Tensor, "n d"], norm: bool) -> Float[Tensor, "n inputs"]:
         weight = self.unembedding.weight
         h = h.to(weight.device, weight.dtype)
         if norm and self.norm is not None:

@@ -1,0 +1,147 @@
+"""The command line, end to end, in this process and in one of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ffmem.cli.app import main
+from tests.tiny import some_text
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(some_text(60), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(gpt2_folder, text, tmp_path_factory):
+    """A run made by the commands a user types."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    for command in (
+        ["index", str(gpt2_folder), str(text), "-o", str(out), "--top", "5"],
+        ["values", str(out), "--top", "15"],
+    ):
+        done = subprocess.run([sys.executable, "-m", "ffmem", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""
+        if command[0] == "index":
+            assert "384 cells in 3 layers; about" in done.stderr
+            assert "Next: ffmem values" in done.stderr
+    return out
+
+
+def call(capsys, *arguments):
+    """Exit code, standard output and standard error of a command."""
+    try:
+        main([str(argument) for argument in arguments])
+        code = 0
+    except SystemExit as exit:
+        code = exit.code or 0
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def test_show_prints_value_statistics_and_triggers(run, capsys):
+    code, out, _ = call(capsys, "show", run, "L2D7")
+    assert code == 0
+    assert out.startswith("L2D7 of ")
+    for part in ("promotes", "suppresses", "active", "triggers (5)", "▸"):
+        assert part in out
+
+
+def test_show_as_json_holds_the_same(run, capsys):
+    _, out, _ = call(capsys, "show", run, "L2D7", "--json")
+    found = json.loads(out)
+    assert (found["cell"], found["layer"], found["index"]) == ("L2D7", 2, 7)
+    assert [trigger["rank"] for trigger in found["triggers"]] == [1, 2, 3, 4, 5]
+    assert len(found["value"]["promoted"]) == len(found["value"]["suppressed"]) == 10
+    assert found["stats"]["measured_tokens"] > 0
+
+
+def test_info_tells_what_was_read_and_skipped(run, capsys):
+    code, out, _ = call(capsys, "info", run)
+    assert code == 0
+    for part in ("60 sentences", "15 blank lines, 1 headings", "family gpt2", "384 in layers 1, 2, 3", "disk"):
+        assert part in out
+    _, out, _ = call(capsys, "info", run, "--json")
+    found = json.loads(out)
+    assert found["counts"]["cells"] == 384
+    assert found["disk_bytes"] > 1000
+
+
+def test_export_prints_lines_that_a_pipe_can_cut(run):
+    command = f"{sys.executable} -m ffmem export {run} triggers | head -n 2"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert [json.loads(line)["rank"] for line in done.stdout.splitlines()] == [1, 2]
+
+
+def test_the_same_index_command_again_finds_it_complete(run, gpt2_folder, text, capsys):
+    before = (run / "manifest.json").read_bytes()
+    code, _, _ = call(capsys, "index", gpt2_folder, text, "-o", run, "--top", "5")
+    assert code == 0
+    assert (run / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "{run}", "L9D0"], "this run has layers 1 to 3, found layer 9"),
+        (["show", "{run}", "king"], "expected a cell such as L3D17"),
+        (["show", "{tmp}/none", "L1D0"], "found nothing; make one with ffmem index"),
+        (["info", "{tmp}"], "expected a run folder"),
+        (["export", "{run}", "cats"], "expected triggers, cells, sentences"),
+        (["values", "{run}", "--model", "{tmp}/none"], "found nothing at"),
+        (["values", "{run}", "--device", "quantum"], "expected a device such as cpu"),
+        (["index", "{tmp}/none", "{text}", "-o", "{tmp}/r"], "expected a model folder or a .gguf file, found nothing at"),
+        (["index", "{model}", "{tmp}/none.txt", "-o", "{tmp}/r"], "none.txt: no such file"),
+        (["index", "{model}", "{tmp}", "-o", "{tmp}/r"], "is a folder: give its files"),
+        (["index", "{model}", "{text}", "-o", "{tmp}/r", "--top", "0"], "expected top from 1"),
+        (["index", "{model}", "{text}", "-o", "{tmp}/r", "--layers", "4"], "layers from 1 to 3, found layer 4"),
+        (["index", "{model}", "{text}", "-o", "{tmp}/r", "--dtype", "int8"], "expected dtype auto"),
+        (["index", "{model}", "{text}", "-o", "{run}", "--top", "6"], "was made with top 5, now it is 6"),
+        (["index", "{model}", "{text}", "-o", "{text}"], "found a file"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_exit_code_one(run, text, gpt2_folder, tmp_path, capsys, arguments, message):
+    names = {"run": run, "text": text, "model": gpt2_folder, "tmp": tmp_path}
+    code, out, err = call(capsys, *(argument.format(**names) for argument in arguments))
+    assert code == 1
+    assert out == ""
+    errors = [line for line in err.splitlines() if line.startswith("ffmem: error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_teaches_every_verb(capsys):
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    for verb in ("index", "show", "info", "values", "export", "demo"):
+        assert verb in out
+        code, page, _ = call(capsys, verb, "--help")
+        assert code == 0
+        assert "Usage: ffmem" in page
+
+
+def test_the_version_is_the_package_s(capsys):
+    import ffmem
+
+    assert call(capsys, "--version")[1] == f"ffmem {ffmem.__version__}\n"
+
+
+def test_the_demo_shows_cells_that_agree_with_their_triggers(capsys, tmp_path, monkeypatch):
+    import ffmem.demo
+
+    monkeypatch.setattr(ffmem.demo, "STEPS", 120)
+    code, out, err = call(capsys, "demo", "-o", tmp_path / "run")
+    assert code == 0
+    assert out.count("promotes") == ffmem.demo.SHOWN
+    assert "agrees with 100% of its triggers" in out
+    assert "Next: ffmem info" in err

@@ -1,0 +1,59 @@
+"""Shapes are checked in every test: jaxtyping's annotations are enforced by beartype."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("ffmem", "beartype.beartype")
+
+import pytest
+import torch
+import transformers
+
+from tests.tiny import tiny_model, word_tokenizer
+
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return word_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def gpt2(tokenizer):
+    """A tiny random GPT-2 with its memories found."""
+    from ffmem import load_model
+
+    return load_model(tiny_model("gpt2"), tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="session")
+def llama(tokenizer):
+    """A tiny random Llama: gated, so its coefficients go below zero."""
+    from ffmem import load_model
+
+    return load_model(tiny_model("llama"), tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory, tokenizer):
+    """The tiny GPT-2 saved as a folder, as a user has one."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-gpt2"
+    tiny_model("gpt2").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    """A short text of several paragraphs whose words the tiny tokenizer knows."""
+    from tests.tiny import some_text
+
+    path = tmp_path / "text.txt"
+    path.write_text(some_text(60), "utf-8")
+    return path

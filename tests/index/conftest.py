@@ -1,0 +1,13 @@
+import pytest
+
+from ffmem import build_index, values
+from tests.tiny import some_sentences
+
+
+@pytest.fixture(scope="session")
+def built(llama, tmp_path_factory):
+    """A finished run of a gated model, with negatives, statistics and values. Tests must not change it."""
+    run = tmp_path_factory.mktemp("built") / "run"
+    build_index(llama, some_sentences(50, seed=11), out=run, unit="line", top=6, quiet=True)
+    values(run, llama, top=12, quiet=True)
+    return run

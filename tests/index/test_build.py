@@ -1,0 +1,307 @@
+"""The whole pass: against the definition, prefix by prefix, for every family; and a model whose answer is known."""
+
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from ffmem import build_index, load_model, open_index
+from ffmem.words import CorpusError, FfmemError, ModelError, RunError
+from tests.index.reference import best_offers, coefficients_alone, offers_of
+from tests.tiny import VARIANTS, WORDS, some_sentences, tiny_model, word_tokenizer
+
+T = 4
+CLOSE = 2e-5
+
+
+def ids_of(tokenizer, sentences):
+    return [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in sentences]
+
+
+def assert_same_triggers(view_triggers, offers, t, distinct, sign):
+    """Equal by rank within rounding; where two offers are nearly tied, either may come first."""
+    wanted = best_offers(offers, t, distinct)
+    by_place = {(offer.sentence, offer.position): offer for offer in offers}
+    assert len(view_triggers) == len(wanted)
+    for trigger, offer in zip(view_triggers, wanted, strict=True):
+        assert sign * trigger.coefficient == pytest.approx(offer.coefficient, rel=1e-3, abs=CLOSE)
+        own = by_place[trigger.sentence, trigger.position]
+        assert own.coefficient == pytest.approx(offer.coefficient, rel=1e-3, abs=CLOSE)
+        if abs(own.coefficient - offer.coefficient) > CLOSE:
+            assert own.prefix == offer.prefix
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_gives_the_triggers_of_each_prefix_run_alone(variant, tokenizer, tmp_path):
+    model = load_model(tiny_model(variant), tokenizer=tokenizer)
+    sentences = some_sentences(12, seed=1, longest=8)
+    index = build_index(model, sentences, out=tmp_path / "run", top=T, unit="line", batch_tokens=40, quiet=True)
+    ids = ids_of(tokenizer, sentences)
+    alone = coefficients_alone(model, ids, bos=True)
+    for layer in range(1, model.layers + 1):
+        for cell in range(0, model.cells[layer - 1], 13):
+            view = index[f"L{layer}D{cell}"]
+            assert_same_triggers(view.triggers, offers_of(alone, ids, layer, cell, 1), T, "text", 1)
+            if model.family.gated:
+                assert_same_triggers(view.negative_triggers, offers_of(alone, ids, layer, cell, -1), T, "text", -1)
+            else:
+                assert not view.negative_triggers
+
+
+@pytest.mark.parametrize("distinct", ["text", "sentence", "none"])
+@pytest.mark.parametrize("bos", ["on", "off"])
+def test_modes_and_bos_as_the_spec_defines_them(distinct, bos, gpt2, tmp_path):
+    sentences = some_sentences(30, seed=2, longest=6)
+    sentences += sentences[:5]  # repeated sentences count once, unless every prefix counts
+    index = build_index(
+        gpt2, sentences, out=tmp_path / "run", top=7, unit="line", distinct=distinct, bos=bos, shard_tokens=50, quiet=True
+    )
+    ids = ids_of(gpt2.tokenizer, sentences)
+    alone = coefficients_alone(gpt2, ids, bos=bos == "on")
+    for layer, cell in ((1, 0), (1, 77), (2, 5), (3, 127)):
+        view = index[f"L{layer}D{cell}"]
+        assert_same_triggers(view.triggers, offers_of(alone, ids, layer, cell, 1), 7, distinct, 1)
+    assert index.counts["sentences"] == 35
+
+
+@pytest.fixture
+def planted(tokenizer):
+    """One layer that sees only the last word: cell 0 knows `king` (1) and `queen` (0.5), cell 1 `war`, the rest nothing.
+
+    Attention and positions are silent, so x is a LayerNorm of a one-hot vector: large at the word, below zero elsewhere.
+    """
+    size = len(tokenizer)
+    config = GPT2Config(
+        vocab_size=size,
+        n_embd=size,
+        n_layer=1,
+        n_head=1,
+        n_inner=4,
+        activation_function="relu",
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    word = {name: tokenizer.convert_tokens_to_ids(name) for name in WORDS}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.transformer.wte.weight.copy_(torch.eye(size))
+        block = model.transformer.h[0]
+        for norm in (block.ln_1, block.ln_2, model.transformer.ln_f):
+            norm.weight.fill_(1)
+        block.mlp.c_fc.weight[word["king"], 0] = 1.0
+        block.mlp.c_fc.weight[word["queen"], 0] = 0.5
+        block.mlp.c_fc.weight[word["war"], 1] = 2.0
+        block.mlp.c_proj.weight[0, word["capital"]] = 5.0
+        block.mlp.c_proj.weight[1, word["army"]] = 5.0
+    return load_model(model, tokenizer=tokenizer)
+
+
+def test_planted_keys_fire_where_a_person_would_say(planted, tmp_path):
+    sentences = [
+        "the queen left .",  # 0: queen at 2
+        "the king found the war .",  # 1: king at 2, war at 5
+        "old king and new king .",  # 2: king at 2, again at 5: only the first counts
+        "the king wrote .",  # 3: offers "the king" again, as sentence 1 did
+        "a song .",  # 4: nothing
+        "the queen and the king",  # 5: queen at 2, king at 5: the king is stronger
+    ]
+    index = build_index(planted, sentences, out=tmp_path / "run", top=10, unit="line", quiet=True)
+    found = [(t.sentence, t.position, t.prefix, t.next) for t in index["L1D0"].triggers]
+    assert found == [
+        (1, 2, "the king", " found"),
+        (2, 2, "old king", " and"),
+        (5, 5, "the queen and the king", None),
+        (0, 2, "the queen", " left"),
+    ]
+    king, queen = index["L1D0"].triggers[0].coefficient, index["L1D0"].triggers[3].coefficient
+    assert queen == pytest.approx(king / 2, rel=0.05)
+    assert [(t.sentence, t.position) for t in index["L1D1"].triggers] == [(1, 5)]
+    assert len(index["L1D2"].triggers) == 0
+    assert index["L1D0"].value.top(1)[0].token == "capital"
+    assert index["L1D1"].value.top(1)[0].token == "army"
+    tokens = index.counts["tokens"]
+    assert index["L1D0"].stats.active == pytest.approx(7 / tokens)
+    assert index["L1D2"].stats.maximum == 0.0
+
+
+def test_statistics_of_a_run_are_those_of_each_prefix_alone(gpt2, tmp_path):
+    sentences = some_sentences(25, seed=3)
+    index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", quiet=True)
+    assert index.manifest["settings"]["stats"] == "full"
+    ids = ids_of(gpt2.tokenizer, sentences)
+    alone = coefficients_alone(gpt2, ids, bos=True)
+    for layer, cell in ((1, 3), (3, 100)):
+        x = torch.tensor([m[cell] for (at, _, _), m in alone.items() if at == layer], dtype=torch.float64)
+        stats = index[f"L{layer}D{cell}"].stats
+        assert stats.active == pytest.approx(float((x > 0).double().mean()))
+        assert stats.maximum == pytest.approx(float(x.max()), abs=CLOSE)
+        assert stats.minimum == pytest.approx(float(x.min()), abs=CLOSE)
+        assert stats.mean == pytest.approx(float(x.mean()), abs=CLOSE)
+        assert stats.variance == pytest.approx(float(x.var(unbiased=False)), rel=1e-3)
+        assert stats.quantile(0.9) == pytest.approx(float(x.quantile(0.9, interpolation="lower")), rel=0.05)
+
+
+def test_sampled_statistics_measure_every_sixteenth_token_but_keep_counts_exact(gpt2, tmp_path):
+    sentences = some_sentences(40, seed=4)
+    full = build_index(gpt2, sentences, out=tmp_path / "full", unit="line", stats="full", quiet=True)
+    sample = build_index(gpt2, sentences, out=tmp_path / "sample", unit="line", stats="sample", quiet=True)
+    lengths = [len(ids) for ids in ids_of(gpt2.tokenizer, sentences)]
+    wanted = sum((row + at) % 16 == 0 for row, length in enumerate(lengths) for at in range(1, length + 1))
+    assert sample.counts["measured_tokens"] == wanted
+    a, b = full["L2D9"].stats, sample["L2D9"].stats
+    assert (a.active, a.maximum, a.minimum) == (b.active, b.maximum, b.minimum)
+    assert "16" in sample.manifest["settings"]["stats_sample"]
+
+
+def test_sentences_longer_than_the_context_are_cut_and_counted(gpt2, tmp_path):
+    long = " ".join(["the king wrote a song and left"] * 20)
+    index = build_index(gpt2, [long, "the end ."], out=tmp_path / "run", unit="line", quiet=True)
+    assert index.counts["cut_to_context"] == 1
+    assert index.counts["sentences"] == 4  # 140 tokens in windows of 63, 63 and 14, and the short one
+    assert index.counts["tokens"] == 143
+
+
+def test_windows_cut_a_record_every_n_tokens(gpt2, tmp_path):
+    index = build_index(gpt2, ["the king wrote a song", "the end"], out=tmp_path / "run", unit="window:2", quiet=True)
+    assert (index.counts["sentences"], index.counts["cut_to_context"]) == (4, 0)
+    assert {t.prefix for t in index["L1D0"].triggers} <= {"the", "the king", " wrote", " wrote a", " song", "the end"}
+
+
+def test_layers_and_limits_are_kept(gpt2, tmp_path):
+    sentences = some_sentences(30, seed=5)
+    index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", layers="1,3", limit_tokens=50, quiet=True)
+    assert index.layers == [1, 3]
+    assert index.counts["tokens"] <= 50
+    with pytest.raises(FfmemError, match="layers 1, 3, found layer 2"):
+        index["L2D0"]
+    whole = build_index(gpt2, sentences, out=tmp_path / "whole", unit="line", limit_tokens=50, quiet=True)
+    assert index["L3D7"].triggers == whole["L3D7"].triggers
+
+
+def test_the_plan_of_batches_changes_coefficients_only_by_rounding(gpt2, tmp_path):
+    sentences = some_sentences(80, seed=6)
+    small = build_index(gpt2, sentences, out=tmp_path / "a", unit="line", batch_tokens=64, shard_tokens=100, quiet=True)
+    large = build_index(gpt2, sentences, out=tmp_path / "b", unit="line", quiet=True)
+    assert small.counts["shards"] > 3
+    for name in ("L1D1", "L2D50", "L3D127"):
+        pairs = zip(small[name].triggers, large[name].triggers, strict=True)
+        assert all(a.coefficient == pytest.approx(b.coefficient, abs=CLOSE) for a, b in pairs)
+
+
+def test_bfloat16_runs_and_its_ties_go_to_the_earlier_sentence(tokenizer, tmp_path):
+    model = load_model(tiny_model("llama", dtype=torch.bfloat16), tokenizer=tokenizer)
+    index = build_index(model, some_sentences(60, seed=7), out=tmp_path / "run", unit="line", top=20, quiet=True)
+    tied = 0
+    for view in index:
+        for first, second in zip(view.triggers, view.triggers[1:], strict=False):
+            assert first.coefficient >= second.coefficient
+            if first.coefficient == second.coefficient:
+                tied += 1
+                assert (first.sentence, first.position) < (second.sentence, second.position)
+    assert tied > 10
+
+
+def test_coefficients_that_are_not_finite_are_refused_with_the_layer(tokenizer, tmp_path):
+    model = tiny_model("gpt2")
+    loaded = load_model(model, tokenizer=tokenizer)
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight.fill_(float("inf"))
+    with pytest.raises(ModelError, match=r"layer 2 gives coefficients that are not finite"):
+        build_index(loaded, ["the king ."], out=tmp_path / "run", quiet=True)
+
+
+def test_building_leaves_the_model_untouched(gpt2, tmp_path):
+    before = gpt2.logits(torch.tensor([[1, 2, 3]])).clone()
+    build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True)
+    assert torch.equal(gpt2.logits(torch.tensor([[1, 2, 3]])), before)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in gpt2.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"top": 0}, "top from 1"),
+        ({"unit": "page"}, "unit sentence, line or window:N"),
+        ({"distinct": "word"}, "distinct text, sentence or none"),
+        ({"layers": "9"}, "layers from 1 to 3, found layer 9"),
+        ({"stats": "some"}, "stats auto, full, sample or off"),
+        ({"negative": "yes"}, "negative auto, on or off"),
+        ({"bos": "yes"}, "bos auto, on or off"),
+        ({"batch_tokens": 0}, "batch-tokens auto or a number"),
+        ({"limit_tokens": 0}, "limit-tokens of at least 1"),
+        ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
+    ],
+)
+def test_bad_settings_are_named(gpt2, tmp_path, change, message):
+    with pytest.raises(FfmemError, match=message):
+        build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True, **change)
+
+
+def test_a_corpus_without_text_is_an_error_that_says_what_was_left_out(gpt2, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" = Only a heading = \n\n")
+    with pytest.raises(
+        CorpusError, match=r"expected text in .*empty.txt, found none \(left out: 1 blank lines, 1 headings\)"
+    ):
+        build_index(gpt2, empty, out=tmp_path / "run", quiet=True)
+
+
+def test_a_run_is_not_mixed_with_another_model_corpus_or_setting(gpt2, llama, tmp_path):
+    out = tmp_path / "run"
+    build_index(gpt2, ["the king ."], out=out, quiet=True)
+    with pytest.raises(RunError, match="was made with model"):
+        build_index(llama, ["the king ."], out=out, quiet=True)
+    with pytest.raises(RunError, match="was made with top 50, now it is 3"):
+        build_index(gpt2, ["the king ."], out=out, top=3, quiet=True)
+    with pytest.raises(RunError, match="the corpus has changed"):
+        build_index(gpt2, ["the queen ."], out=out, quiet=True)
+    again = build_index(llama, ["the queen ."], out=out, overwrite=True, quiet=True)
+    assert again.manifest["model"]["family"] == "llama"
+
+
+def test_overwrite_leaves_other_files_alone_and_refuses_a_foreign_folder(gpt2, tmp_path):
+    out = tmp_path / "run"
+    build_index(gpt2, ["the king ."], out=out, quiet=True)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="not an ffmem run"):
+        build_index(gpt2, ["the queen ."], out=out, overwrite=True, quiet=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_only_one_writer_at_a_time(gpt2, tmp_path):
+    from ffmem.index.folder import RunFolder
+
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(RunError, match="another process is writing"):
+        build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True)
+
+
+def test_the_manifest_says_what_was_made_from_what(gpt2, text_file, tmp_path):
+    build_index(gpt2, text_file, out=tmp_path / "run", quiet=True)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["state"] == "complete"
+    assert manifest["corpus"]["sources"] == [str(text_file)]
+    assert manifest["counts"]["sentences"] == 60
+    assert manifest["skipped"] == {"blank lines": 15, "headings": 1}
+    assert manifest["counts"]["padding_share"] <= 0.05
+    assert set(manifest["files"]) == {"triggers.arrow", "cells.arrow", "sentences.arrow", "tokens.arrow"}
+    assert not (tmp_path / "run" / "work").exists()
+    assert len(open_index(tmp_path / "run")) == 3 * 128
+
+
+def test_an_unknown_word_shows_its_own_text_in_a_prefix(gpt2, tmp_path):
+    index = build_index(gpt2, ["the Zyx left ."], out=tmp_path / "run", unit="line", quiet=True)
+    prefixes = {trigger.prefix for view in index for trigger in view.triggers}
+    assert "the Zyx" in prefixes
+
+
+def test_a_tokenizer_without_bos_or_eos_starts_at_the_first_word(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.bos_token = tokenizer.eos_token = None
+    model = load_model(tiny_model("gpt2"), tokenizer=tokenizer)
+    index = build_index(model, ["the king ."], out=tmp_path / "run", quiet=True)
+    assert index.manifest["settings"]["bos"] is False
+    with pytest.raises(FfmemError, match="neither a bos nor an eos"):
+        build_index(model, ["the king ."], out=tmp_path / "other", bos="on", quiet=True)

@@ -1,0 +1,179 @@
+"""Killed anywhere, a run continues and ends with the same bytes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ffmem import build_index
+from ffmem.index import folder as folder_module
+from ffmem.words import CorpusError, RunError
+from tests.tiny import some_text
+
+
+def content(run):
+    """Every file's bytes, the log left out."""
+    return {
+        path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "log.jsonl"
+    }
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "long.txt"
+    path.write_text(some_text(400, seed=9), "utf-8")
+    return path
+
+
+SETTINGS = {"shard_tokens": 500, "batch_tokens": 256, "top": 5, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def whole(gpt2, long_text, tmp_path_factory):
+    run = tmp_path_factory.mktemp("whole") / "run"
+    index = build_index(gpt2, long_text, out=run, **SETTINGS)
+    assert index.counts["shards"] > 5
+    return content(run)
+
+
+class Crash(BaseException):
+    """Stands for the moment of a kill."""
+
+
+def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(gpt2, long_text, whole, tmp_path, monkeypatch):
+    replace = os.replace
+    writes = 0
+    run = tmp_path / "run"
+    crashes = 0
+    for crash_at in (1, 2, 3, 4, 5, 4, 3, 2, 6, 2, 3):
+        writes = 0
+
+        def dying(source, target, crash_at=crash_at):
+            nonlocal writes
+            writes += 1
+            if writes == crash_at:
+                raise Crash
+            replace(source, target)
+
+        monkeypatch.setattr(folder_module.os, "replace", dying)
+        try:
+            build_index(gpt2, long_text, out=run, **SETTINGS)
+            break
+        except Crash:
+            crashes += 1
+    monkeypatch.setattr(folder_module.os, "replace", replace)
+    build_index(gpt2, long_text, out=run, **SETTINGS)
+    assert crashes > 5
+    assert content(run) == whole
+
+
+def test_the_same_call_again_opens_a_complete_run_and_changes_nothing(gpt2, long_text, whole, tmp_path):
+    run = tmp_path / "run"
+    for _ in range(2):
+        build_index(gpt2, long_text, out=run, **SETTINGS)
+    assert content(run) == whole
+
+
+@pytest.fixture
+def interrupted(gpt2, long_text, tmp_path, monkeypatch):
+    """A run with two finished shards."""
+    from ffmem.index import checkpoint
+
+    save = checkpoint.save
+
+    def dying(folder, collectors, shard, encoder, done):
+        save(folder, collectors, shard, encoder, done)
+        if done.shards == 2:
+            raise Crash
+
+    monkeypatch.setattr(checkpoint, "save", dying)
+    with pytest.raises(Crash):
+        build_index(gpt2, long_text, out=tmp_path / "run", **SETTINGS)
+    monkeypatch.undo()
+    return tmp_path / "run"
+
+
+def test_an_unfinished_run_cannot_be_opened_and_says_what_to_do(interrupted):
+    from ffmem import open_index
+
+    with pytest.raises(RunError, match="not finished; give the same ffmem index command again"):
+        open_index(interrupted)
+
+
+def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, whole, monkeypatch):
+    from ffmem.index import build
+
+    seen = []
+    read_shard = build.read_shard
+    monkeypatch.setattr(
+        build, "read_shard", lambda model, shard, *a, **k: seen.append(shard.number) or read_shard(model, shard, *a, **k)
+    )
+    build_index(gpt2, long_text, out=interrupted, **SETTINGS)
+    assert seen[0] == 2
+    assert content(interrupted) == whole
+
+
+def test_a_corpus_that_changed_before_the_stop_is_refused(interrupted, gpt2, long_text, tmp_path):
+    text = long_text.read_text()
+    changed = text.replace("The", "Two", 1)
+    try:
+        long_text.write_text(changed)
+        with pytest.raises(CorpusError, match="the corpus has changed since the run began"):
+            build_index(gpt2, long_text, out=interrupted, **SETTINGS)
+    finally:
+        long_text.write_text(text)
+
+
+def test_a_damaged_state_is_named(interrupted, gpt2, long_text):
+    state = interrupted / "work" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(RunError, match=r"state.safetensors: damaged"):
+        build_index(gpt2, long_text, out=interrupted, **SETTINGS)
+
+
+def test_other_settings_do_not_continue_a_run(interrupted, gpt2, long_text):
+    with pytest.raises(RunError, match="was made with shard-tokens 500, now it is 600"):
+        build_index(gpt2, long_text, out=interrupted, **(SETTINGS | {"shard_tokens": 600}))
+
+
+def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(gpt2_folder, long_text, tmp_path):
+    command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(long_text)]
+    command += ["--shard-tokens", "300", "--batch-tokens", "128", "--top", "5", "-q"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    began = time.monotonic()
+    subprocess.run([*command, "-o", str(undisturbed)], check=True, env=environment)
+    duration = time.monotonic() - began
+    chooser = random.Random(4)
+    kills = 0
+    for _ in range(3):
+        process = subprocess.Popen([*command, "-o", str(killed)], env=environment)
+        # Most of the time goes into imports; a kill is worth making once there is something to lose.
+        while process.poll() is None and not (killed / "manifest.json").exists() and time.monotonic() - began < 300:
+            time.sleep(0.01)
+        time.sleep(chooser.uniform(0, duration / 20))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    subprocess.run([*command, "-o", str(killed)], check=True, env=environment)
+    assert kills
+    assert content(killed) == content(undisturbed)
+
+
+def test_ctrl_c_says_how_to_continue_and_exits_130(gpt2_folder, long_text, tmp_path):
+    command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(long_text), "-o", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*command, "--shard-tokens", "20", "--batch-tokens", "16"], stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    while process.poll() is None and not (tmp_path / "run" / "work").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Give the same command again to continue" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,67 @@
+"""Value projections of a whole run."""
+
+import shutil
+
+import pytest
+import torch
+
+from ffmem import build_index, load_model, open_index, values
+from ffmem.words import ModelError, RunError
+
+
+@pytest.fixture
+def run(gpt2, tmp_path):
+    build_index(gpt2, ["the king left ."], out=tmp_path / "run", quiet=True)
+    return tmp_path / "run"
+
+
+def test_values_load_the_run_s_own_model_and_check_it(gpt2_folder, tmp_path):
+    run = tmp_path / "run"
+    build_index(str(gpt2_folder), ["the king left ."], out=run, quiet=True)
+    index = values(run, top=3, quiet=True)
+    assert len(index["L1D0"].value.top(3)) == 3
+    assert open_index(run).manifest["values"] == {"top": 3, "norm": False, "dtype": "float32"}
+
+
+def test_another_model_is_refused_with_both_names(run, llama):
+    with pytest.raises(RunError, match=r"was made with model .* but .* has"):
+        values(run, llama, quiet=True)
+
+
+def test_a_model_that_is_gone_is_an_error(gpt2_folder, tmp_path):
+    copy = shutil.copytree(gpt2_folder, tmp_path / "model")
+    build_index(str(copy), ["the king left ."], out=tmp_path / "run", quiet=True)
+    shutil.rmtree(copy)
+    with pytest.raises(ModelError, match="found nothing at"):
+        values(tmp_path / "run", quiet=True)
+    assert len(values(tmp_path / "run", str(gpt2_folder), quiet=True)["L1D0"].value.top(2)) == 2
+
+
+def test_the_norm_is_an_option_and_changes_the_projection(run, gpt2):
+    bare = values(run, gpt2, quiet=True)["L1D3"].value.max_probability
+    normed = values(run, gpt2, norm=True, quiet=True)["L1D3"].value
+    vector = gpt2.values(1)[3][None]
+    with torch.no_grad():
+        wanted = torch.softmax(gpt2.model.lm_head(gpt2.model.transformer.ln_f(vector))[0], 0)
+    assert normed.top(1)[0].id == int(wanted.argmax())
+    assert normed.max_probability == pytest.approx(float(wanted.max()), rel=1e-5)
+    assert bare != normed.max_probability
+
+
+def test_a_run_of_some_layers_has_the_values_of_those(gpt2, tmp_path):
+    index = build_index(gpt2, ["the king left ."], out=tmp_path / "run", layers="2-3", quiet=True)
+    stored = values(index, gpt2, quiet=True)
+    logits = gpt2.values(3)[9] @ gpt2.model.lm_head.weight.T
+    assert stored["L3D9"].value.top(1)[0].id == int(logits.argmax())
+    assert stored.table("values").num_rows == 256
+
+
+def test_a_run_without_values_says_how_to_add_them(run):
+    with pytest.raises(RunError, match="add them with ffmem values"):
+        open_index(run)["L1D0"].value.top(1)
+
+
+def test_a_model_loaded_in_another_dtype_is_still_the_same_model(gpt2_folder, tmp_path):
+    build_index(load_model(str(gpt2_folder)), ["the king left ."], out=tmp_path / "run", quiet=True)
+    index = values(tmp_path / "run", dtype="bfloat16", quiet=True)
+    assert index.manifest["values"]["dtype"] == "bfloat16"

@@ -1,0 +1,155 @@
+"""A model as a stack of memories: reading coefficients, and what it says about itself."""
+
+import pytest
+import torch
+
+from ffmem.model.families import FAMILIES
+from ffmem.model.memories import NO_LIMIT, MemoryModel
+from ffmem.words import FfmemError, ModelError
+from tests.tiny import VARIANTS
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def hooks(model):
+    return [
+        (name, len(module._forward_hooks), len(module._forward_pre_hooks), len(module._forward_hooks_with_kwargs))
+        for name, module in model.named_modules()
+    ]
+
+
+def read(model, ids, layers=None):
+    seen = []
+    with model.reading(lambda layer, m: seen.append((layer, m.clone())), layers) as forward:
+        forward(ids)
+    return seen
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_reading_hands_over_what_enters_each_value_matrix(memories, ids, variant, dtype):
+    model = memories(variant, dtype)
+    caught = []
+    handles = [
+        module.register_forward_pre_hook(lambda _, args: caught.append(args[0].clone().reshape(2, 12, -1)))
+        for module in model.value_modules
+    ]
+    with torch.inference_mode():
+        model.model(ids)
+    for handle in handles:
+        handle.remove()
+    last = model.layers
+    for layers in (None, [1], [last], [last, 1, last], range(2, last + 1)):
+        wanted = sorted(set(layers or range(1, last + 1)))
+        seen = read(model, ids, layers)
+        assert [layer for layer, _ in seen] == wanted
+        assert all(m.dtype == dtype and torch.equal(m, caught[layer - 1]) for layer, m in seen)
+
+
+@every_variant
+def test_a_forward_ends_in_front_of_the_last_wanted_value_matrix(memories, ids, variant):
+    model = memories(variant)
+    ran = []
+    watched = {f"value {layer}": module for layer, module in enumerate(model.value_modules, 1)}
+    watched["unembedding"] = model.model.get_output_embeddings()
+    handles = [module.register_forward_hook(lambda *_, name=name: ran.append(name)) for name, module in watched.items()]
+    read(model, ids, [1, 2])
+    for handle in handles:
+        handle.remove()
+    assert ran == ["value 1"]
+
+
+@every_variant
+def test_all_hooks_are_gone_after_reading_and_recording(memories, ids, variant):
+    model = memories(variant)
+    before = hooks(model.model)
+    with model.reading(lambda layer, m: None, [1, 2]) as forward:
+        assert hooks(model.model) != before
+        forward(ids)
+        forward(ids[:1, :3])
+    model.record(ids)
+    assert hooks(model.model) == before
+
+
+def test_all_hooks_are_gone_when_the_visitor_raises(memories, ids):
+    model = memories("gpt2")
+    before = hooks(model.model)
+    expected = model.logits(ids)
+
+    def visit(layer, m):
+        raise LookupError(f"stumbled in layer {layer}")
+
+    with pytest.raises(LookupError, match="stumbled in layer 2"), model.reading(visit, [2, 3]) as forward:
+        forward(ids)
+    assert hooks(model.model) == before
+    assert torch.equal(model.logits(ids), expected)
+
+
+def test_all_hooks_are_gone_when_the_forward_of_a_recording_fails(memories):
+    model = memories("gpt2")
+    before = hooks(model.model)
+    with pytest.raises(IndexError):
+        model.record(torch.tensor([[10_000]]))
+    assert hooks(model.model) == before
+
+
+@every_variant
+def test_padding_on_the_right_changes_no_coefficient(memories, ids, variant):
+    model = memories(variant)
+    padded = ids.clone()
+    padded[1, 5:] = 2
+    whole, alone = read(model, padded), read(model, ids[1:, :5])
+    for (_, m), (_, expected) in zip(whole, alone, strict=True):
+        torch.testing.assert_close(m[1:, :5], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_value_matrix_is_never_called_is_an_error(memories, ids, monkeypatch):
+    model = memories("gpt2")
+    monkeypatch.setattr(model.model.transformer.h[2], "forward", lambda hidden, *_, **__: hidden)
+    with pytest.raises(ModelError, match="layer 3's value matrix was never called"):
+        read(model, ids)
+    with pytest.raises(ModelError, match=r"nothing flowed through 'mlp\.c_proj\.in' in layer 3"):
+        model.record(ids)
+
+
+@pytest.mark.parametrize("layer", [0, -1, 4])
+def test_reading_a_layer_that_is_not_there_is_an_error(memories, ids, layer):
+    with pytest.raises(FfmemError, match="from 1 to 3"):
+        read(memories("gpt2"), ids, [layer])
+
+
+def test_a_model_tells_its_sizes(memories):
+    model = memories("gpt_neo")
+    assert (model.layers, model.cells, model.d, model.context) == (2, [128, 128], 32, 64)
+    assert (model.dtype, model.device) == (torch.float32, torch.device("cpu"))
+    assert memories("llama").cells == [64, 64, 64]
+    assert memories("bloom").context == NO_LIMIT
+
+
+def test_the_values_of_conv1d_and_linear_layers_have_a_row_a_cell(memories):
+    conv, linear = memories("gpt2"), memories("llama")
+    assert torch.equal(conv.values(2), conv.model.transformer.h[1].mlp.c_proj.weight)
+    assert torch.equal(conv.keys(2), conv.model.transformer.h[1].mlp.c_fc.weight.T)
+    assert torch.equal(conv.value_bias(2), conv.model.transformer.h[1].mlp.c_proj.bias)
+    assert torch.equal(linear.values(3), linear.model.model.layers[2].mlp.down_proj.weight.T)
+    assert torch.equal(linear.keys(3), linear.model.model.layers[2].mlp.gate_proj.weight)
+    assert linear.value_bias(3) is None
+
+
+@pytest.mark.parametrize(("bos", "eos", "first"), [(5, 7, 5), (0, 7, 0), (None, 7, 7), (None, 0, 0), (None, None, None)])
+def test_the_first_token_is_bos_else_eos_else_none(bos, eos, first):
+    tokenizer = type("Tokenizer", (), {"bos_token_id": bos, "eos_token_id": eos})
+    model = MemoryModel(model=None, tokenizer=tokenizer, family=FAMILIES["gpt2"], name="nameless")
+    assert model.bos == first
+    assert model.check_bos("auto") == (first is not None)
+    assert model.check_bos("off") is False
+    if first is None:
+        with pytest.raises(FfmemError, match="nameless: the tokenizer has neither a bos nor an eos token"):
+            model.check_bos("on")
+    else:
+        assert model.check_bos("on") is True
+
+
+def test_a_bos_switch_of_another_name_is_an_error(memories):
+    with pytest.raises(FfmemError, match="expected bos auto, on or off, found 'maybe'"):
+        memories("gpt2").check_bos("maybe")

@@ -1,0 +1,128 @@
+"""Cell names, layer ranges, triggers and the errors' text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffmem.words import Cell, CellError, CorpusError, FfmemError, ModelError, RunError, Trigger, parse_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "index"),
+    [
+        ("L16D1935", 16, 1935),
+        ("l3d17", 3, 17),
+        ("  L1D0\n", 1, 0),
+        ("L01D007", 1, 7),
+        ("blocks.15.mlp.hook_post[1935]", 16, 1935),
+        ("blocks.0.mlp.hook_post[0]", 1, 0),
+        ("transformer.h.2.mlp.c_proj:17", 3, 17),
+        ("model.layers.2.mlp.down_proj.17", 3, 17),
+        ("model.layers.2.mlp.down_proj/17", 3, 17),
+        ("model.decoder.layers.11.fc2[5]", 12, 5),
+        ("transformer.h.2:17", 3, 17),
+        ("model.language_model.layers.2.mlp.down_proj:17", 3, 17),
+    ],
+)
+def test_a_cell_is_read_in_every_form(name, layer, index):
+    assert Cell.parse(name) == Cell(layer, index)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**9))
+def test_a_cell_is_written_as_it_is_read(layer, index):
+    cell = Cell(layer, index)
+    assert Cell.parse(str(cell)) == cell
+    assert Cell.parse(f"blocks.{layer - 1}.mlp.hook_post[{index}]") == cell
+    assert Cell.parse(cell) is cell
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "L3", "D17", "3D17", "L3D", "L3D-1", "L3 D17", "L3D17x", "xL3D17", "L-1D3", "L1.5D2", "16,1935", "2.mlp:17"),
+        *("blocks.x.mlp[3]", "blocks.2.mlp.hook_post[17", "blocks.2.mlp.hook_post17]", "blocks.2.mlp.hook_post:17]"),
+    ],
+)
+def test_a_name_of_no_form_is_an_error_that_shows_two(name):
+    with pytest.raises(CellError) as caught:
+        Cell.parse(name)
+    example = "L3D17 (layer from 1, cell from 0) or blocks.2.mlp.hook_post[17]"
+    assert str(caught.value) == f"expected a cell such as {example}, found {name!r}"
+
+
+def test_layer_zero_is_an_error_that_says_how_layers_are_counted():
+    with pytest.raises(CellError, match="layers are counted from 1, found 'L0D3'; the first layer's cells are L1D0, L1D1"):
+        Cell.parse("L0D3")
+
+
+def test_a_cell_of_an_expert_is_an_error_of_its_own():
+    with pytest.raises(
+        CellError, match="'L3E2D17' names a cell of an expert layer, and models with experts are not supported"
+    ):
+        Cell.parse("L3E2D17")
+
+
+def test_cells_sort_by_layer_then_index_as_numbers():
+    names = ["L10D1", "L2D10", "L2D9", "L1D100"]
+    assert [str(cell) for cell in sorted(map(Cell.parse, names))] == ["L1D100", "L2D9", "L2D10", "L10D1"]
+    assert len({Cell(1, 2), Cell(1, 2), Cell(2, 1)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        (None, [1, 2, 3, 4, 5, 6]),
+        ("3", [3]),
+        ("1-3,5", [1, 2, 3, 5]),
+        (" 6 , 1 - 2 ", [1, 2, 6]),
+        ("2,2,1-2", [1, 2]),
+        ("6,1", [1, 6]),
+        ([5, 1, 5], [1, 5]),
+        (range(2, 5), [2, 3, 4]),
+        ((layer for layer in (4, 2)), [2, 4]),
+    ],
+)
+def test_layers_are_read_sorted_and_once(text, layers):
+    assert parse_layers(text, 6) == layers
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "1-", "-3", "1--2", "1.5", "1;2", "1-2-3"])
+def test_layers_of_no_form_are_an_error_that_shows_one(text):
+    with pytest.raises(FfmemError) as caught:
+        parse_layers(text, 6)
+    assert str(caught.value) == f"expected layers such as 1-4,16, found {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        *(("0", "layer 0"), ("7", "layer 7"), ("5-9", "layer 7"), ([0, 9], "layer 0"), ([-1], "layer -1")),
+        *(("4-2", "none in '4-2'"), ([], r"none in \[\]")),
+    ],
+)
+def test_layers_that_are_not_there_are_an_error_with_the_range(text, found):
+    with pytest.raises(FfmemError, match=rf"^expected layers from 1 to 6, found {found}$"):
+        parse_layers(text, 6)
+
+
+def test_a_reversed_range_beside_a_good_one_is_not_dropped_silently():
+    with pytest.raises(FfmemError, match="4-2"):
+        parse_layers("1,4-2", 6)
+
+
+@pytest.mark.parametrize("kind", [ModelError, CorpusError, RunError, CellError])
+def test_every_error_is_one_a_caller_can_catch_and_shows_its_message_plainly(kind):
+    assert issubclass(kind, FfmemError)
+    assert str(kind("it's here")) == "it's here"
+    assert str(kind()) == ""
+
+
+def test_a_missing_cell_can_be_caught_as_a_key_error():
+    with pytest.raises(KeyError):
+        Cell.parse("nothing")
+
+
+def test_a_trigger_is_told_as_a_row():
+    trigger = Trigger(Cell(3, 17), "-", 2, -1.5, 40, 6, "the river", None)
+    row = {"cell": "L3D17", "layer": 3, "index": 17, "sign": "-", "rank": 2, "coefficient": -1.5}
+    assert trigger.as_dict() == row | {"sentence": 40, "position": 6, "prefix": "the river", "next": None}
