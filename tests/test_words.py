@@ -84,6 +84,7 @@ def test_cells_sort_by_layer_then_index_as_numbers():
 )
 def test_layers_are_read_sorted_and_once(text, layers):
     assert parse_layers(text, 6) == layers
+    assert parse_layers("8,1", 16) == [1, 8]  # a set of these two is not in order
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,", "1-", "-3", "1--2", "1.5", "1;2", "1-2-3"])

@@ -32,9 +32,9 @@ def test_swapped_layers_dtypes_and_shapes_change_the_hash():
     nn.init.zeros_(plain.weight)
     wide = nn.Linear(8, 2, bias=False)
     nn.init.zeros_(wide.weight)
-    half = copy.deepcopy(plain).to(torch.bfloat16)
+    halves = [copy.deepcopy(plain).to(dtype) for dtype in (torch.bfloat16, torch.float16)]  # the same bytes
     a, b = nn.Linear(2, 2), nn.Linear(2, 2)
-    others = [plain, wide, half, nn.Sequential(plain), nn.Sequential(a, b), nn.Sequential(b, a)]
+    others = [plain, wide, *halves, nn.Sequential(plain), nn.Sequential(a, b), nn.Sequential(b, a)]
     assert len({model_hash(other) for other in others}) == len(others)
 
 
@@ -71,7 +71,7 @@ def test_a_tokenizers_hash_changes_with_its_vocabulary_order_special_tokens_and_
     split = words("a", "b", "c")
     split.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     others = [words("a", "b", "c"), words("a", "b"), words("a", "c", "b"), words("a", "b", "c", eos_token="b"), split]
-    others.append(words("a", "b", "c", eos_token="c"))
+    others += [words("a", "b", "c", eos_token="c"), words("a", "b", "c", bos_token="b")]
     assert len({tokenizer_hash(other) for other in others}) == len(others)
     assert tokenizer_hash(words("a", "b", "c")) == tokenizer_hash(words("a", "b", "c"))
 

@@ -49,9 +49,12 @@ def test_a_loaded_model_is_handed_back_as_it_is(gpt2):
 
 
 def test_the_transformers_log_and_bars_are_left_as_they_were(gpt2_folder):
-    before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    load_model(gpt2_folder)
-    assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
+    log = transformers.logging
+    for switch, on in ((log.disable_progress_bar, False), (log.enable_progress_bar, True)):
+        switch()
+        verbosity = log.get_verbosity()
+        load_model(gpt2_folder)
+        assert (log.get_verbosity(), log.is_progress_bar_enabled()) == (verbosity, on)
 
 
 @pytest.mark.parametrize(

@@ -101,26 +101,25 @@ class LayerCollector:
             self.total.load({name: state[f"L{self.layer}.{name}"] for name in self.total.state()})
 
 
-def read_shard(
-    model: MemoryModel,
-    shard: Shard,
-    collectors: dict[int, LayerCollector],
-    *,
-    batch_tokens: int,
-    bos: int | None,
-) -> Iterator[Batch]:
-    """Send a shard through the model and into the collectors; yields each batch once it is done."""
-    current: dict[torch.device, DeviceBatch] = {}
+def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerCollector]) -> None:
+    """Send one batch through the model and every wanted layer's coefficients into its collector."""
+    on: dict[torch.device, DeviceBatch] = {}
 
     def visit(layer: int, m: Tensor) -> None:
-        if m.device not in current:
-            current[m.device] = DeviceBatch(batch, m.device)
-        collectors[layer].add(m, current[m.device])
+        if m.device not in on:
+            on[m.device] = DeviceBatch(batch, m.device)
+        collectors[layer].add(m, on[m.device])
 
-    with model.reading(visit, list(collectors)) as forward:
-        for batch in shard.batches(batch_tokens, bos):
-            current.clear()
-            forward(torch.from_numpy(batch.ids))
-            yield batch
+    with model.reading(visit, collectors) as forward:
+        forward(torch.from_numpy(batch.ids))
+
+
+def read_shard(
+    model: MemoryModel, shard: Shard, collectors: dict[int, LayerCollector], *, batch_tokens: int, bos: int | None
+) -> Iterator[Batch]:
+    """Read a shard batch by batch; yields each once it is done."""
+    for batch in shard.batches(batch_tokens, bos):
+        read_batch(model, batch, collectors)
+        yield batch
     for collector in collectors.values():
         collector.end_shard()

@@ -1,0 +1,236 @@
+"""What looking costs: an index pass as a ratio to the bare trunk forward, on the same batches in the same run.
+
+    python benchmarks/index.py                 GPT-2-small shape, 100k tokens, all ways
+    python benchmarks/index.py --long          four layers of that width, 1M tokens, ffmem only
+    python benchmarks/index.py --memory        peak memory of a corpus and of ten times it
+
+Every batch goes through each way in turn, so that a noisy machine slows all of them alike. The corpus is made on the
+spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law. Weights are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import ffmem
+from ffmem.corpus.plan import Batch, Corpus
+from ffmem.corpus.sentences import Unit
+from ffmem.corpus.sources import TextFile
+from ffmem.corpus.tokens import Encoder
+from ffmem.index.collect import LayerCollector, read_batch
+from ffmem.model.memories import MemoryModel
+
+VOCABULARY = 50_257
+T = 50
+RELEASED_CELLS = 64
+"""Cells of the sample on which the released code's loop is timed."""
+
+
+def write_corpus(path: Path, tokens: int, seed: int = 0) -> None:
+    """A sentence a line until there are this many words."""
+    chooser = random.Random(seed)
+    written = 0
+    with path.open("w") as handle:
+        while written < tokens:
+            length = max(3, min(120, round(chooser.lognormvariate(3.0, 0.55))))
+            words = (f"w{min(VOCABULARY - 2, int(chooser.paretovariate(0.8)))}" for _ in range(length))
+            handle.write(" ".join(words) + "\n")
+            written += length
+
+
+def make_model(layers: int, d: int = 768) -> MemoryModel:
+    names = {"</s>": 0} | {f"w{number}": number for number in range(1, VOCABULARY)}
+    words = Tokenizer(models.WordLevel(names, unk_token="</s>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="</s>", eos_token="</s>")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_layer=layers, n_embd=d, n_head=d // 64, bos_token_id=0, eos_token_id=0
+    )
+    return ffmem.load_model(transformers.GPT2LMHeadModel(config), tokenizer=tokenizer)
+
+
+class UsualWay:
+    """In each layer: the running top-t and the batch's coefficients together through torch.topk."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self.best = {layer: torch.full((T, cells), -torch.inf) for layer, cells in enumerate(model.cells, 1)}
+        self.where = {layer: torch.zeros(T, cells, dtype=torch.int64) for layer, cells in enumerate(model.cells, 1)}
+        self.model = model
+        self.seen = 0
+
+    def run(self, batch: Batch) -> None:
+        valid = torch.arange(batch.ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None] + batch.start
+        valid[:, : batch.start] = False
+
+        def visit(layer: int, m: torch.Tensor) -> None:
+            rows = m[valid]
+            numbers = torch.arange(self.seen, self.seen + len(rows))[:, None].expand(-1, rows.shape[1])
+            both = torch.cat([self.best[layer], rows])
+            values, which = both.topk(T, dim=0)
+            self.best[layer], self.where[layer] = values, torch.cat([self.where[layer], numbers]).gather(0, which)
+
+        with self.model.reading(visit) as forward:
+            forward(torch.from_numpy(batch.ids))
+        self.seen += batch.tokens
+
+
+def released_loop(model: MemoryModel, batch: Batch) -> float:
+    """Seconds a token of a Python loop over sentence, layer and cell, timed on a few cells and scaled to all."""
+    kept: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    found: dict[int, torch.Tensor] = {}
+    with model.reading(lambda layer, m: found.__setitem__(layer, m.clone())) as forward:
+        forward(torch.from_numpy(batch.ids))
+    began = time.perf_counter()
+    for row, sentence in enumerate(batch.sentences):
+        for layer, m in found.items():
+            for cell in range(RELEASED_CELLS):
+                column = m[row, batch.start : batch.start + batch.lengths[row], cell]
+                entries = kept.setdefault((layer, cell), [])
+                entries.append((float(column.max()), int(sentence)))
+                entries.sort(reverse=True)
+                del entries[T:]
+    seconds = time.perf_counter() - began
+    return seconds * sum(model.cells) / (RELEASED_CELLS * model.layers) / batch.tokens
+
+
+def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
+    model = make_model(layers)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "corpus.txt"
+        write_corpus(text, tokens)
+        plan = Corpus([TextFile(text)], Encoder(model.tokenizer, 1023), Unit("line"), "en", 1 << 18, tokens)
+        seconds: dict[str, float] = {"bare trunk": 0.0}
+        collectors = {
+            f"ffmem, stats {stats}": {
+                layer: LayerCollector(layer, cells, t=T, distinct="text", negative=False, stats=stats, device=model.device)
+                for layer, cells in enumerate(model.cells, 1)
+            }
+            for stats in (["sample"] if only_ffmem else ["sample", "full", "off"])
+        }
+        usual = UsualWay(model)
+        done = 0
+        spread: list[float] = []
+        for shard in plan.shards():
+            for batch in shard.batches(4096, 0):
+                if not done:
+                    bare(model, batch)  # the first forward warms up
+                before = dict(seconds)
+                clock(seconds, "bare trunk", lambda batch=batch: bare(model, batch))
+                for name, found in collectors.items():
+                    clock(seconds, name, lambda batch=batch, found=found: read_batch(model, batch, found))
+                if not only_ffmem:
+                    clock(seconds, "torch.topk in each layer", lambda batch=batch: usual.run(batch))
+                done += batch.tokens
+                first = next(iter(collectors))
+                ratio = (seconds[first] - before.get(first, 0.0)) / (seconds["bare trunk"] - before["bare trunk"])
+                spread.append(ratio)
+                print(
+                    f"\r{done:,} of {tokens:,} tokens, {first} {seconds[first] / seconds['bare trunk']:.3f}",
+                    end="",
+                    file=sys.stderr,
+                )
+            for name, found in collectors.items():
+                clock(seconds, name, lambda found=found: [collector.end_shard() for collector in found.values()])
+        print(file=sys.stderr)
+        ratios = {name: spent / seconds["bare trunk"] for name, spent in seconds.items()}
+        if not only_ffmem:
+            loop = released_loop(model, next(shard.batches(512, 0)))
+            ratios["a Python loop over sentence, layer and cell (scaled from a sample)"] = (
+                1 + loop * done / seconds["bare trunk"]
+            )
+        began = time.perf_counter()
+        ffmem.build_index(
+            model, text, out=Path(folder) / "run", unit="line", limit_tokens=tokens, stats="sample", quiet=True
+        )
+        ratios["ffmem end to end, file to run folder"] = (time.perf_counter() - began) / seconds["bare trunk"]
+    spread.sort()
+    quartiles = [round(spread[len(spread) * q // 4], 3) for q in (1, 2, 3)]
+    return {
+        "layers": layers,
+        "d": 768,
+        "cells": sum(model.cells),
+        "tokens": done,
+        "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},
+        "batch_quartiles": quartiles,
+    }
+
+
+def bare(model: MemoryModel, batch: Batch) -> None:
+    """Through the last block; no hooks, no vocabulary projection."""
+    with torch.inference_mode():
+        model.model.base_model(input_ids=torch.from_numpy(batch.ids), use_cache=False)
+
+
+def clock(seconds: dict[str, float], name: str, work: Callable[[], object]) -> None:
+    began = time.perf_counter()
+    work()
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+def memory(tokens: int) -> dict[str, Any]:
+    """Peak resident memory of a whole run, each in a process of its own."""
+    found = {}
+    for size in (tokens, 10 * tokens):
+        done = subprocess.run(
+            [sys.executable, __file__, "--memory-of", str(size)], capture_output=True, text=True, check=True
+        )
+        found[size] = int(done.stdout)
+    small, large = found.values()
+    return {"peak_bytes": found, "ratio": round(large / small, 4)}
+
+
+def memory_of(tokens: int) -> int:
+    model = make_model(layers=2, d=256)
+    with tempfile.TemporaryDirectory() as folder:
+        write_corpus(Path(folder) / "corpus.txt", tokens)
+        ffmem.build_index(
+            model, Path(folder) / "corpus.txt", out=Path(folder) / "run", unit="line", shard_tokens=1 << 16, quiet=True
+        )
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, help="tokens of the corpus")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--out", type=Path, help="add the result to this JSON file")
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    if arguments.memory_of:
+        print(memory_of(arguments.memory_of))
+        return
+    if arguments.memory:
+        name, result = "memory", memory(arguments.tokens or 100_000)
+    elif arguments.long:
+        name, result = "long", compare(4, arguments.tokens or 1_000_000, only_ffmem=True)
+    else:
+        name, result = "short", compare(12, arguments.tokens or 100_000, only_ffmem=False)
+    result["date"] = datetime.now(UTC).date().isoformat()
+    result["machine"] = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    print(json.dumps(result, indent=2))
+    if arguments.out:
+        known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        arguments.out.write_text(json.dumps(known | {name: result}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffmem.corpus import plan
+from ffmem.corpus.plan import PADDING, Progress, plan_batches
+from ffmem.words import CorpusError
+
+LENGTHS = st.lists(st.integers(1, 30), max_size=40)
+SHARDS = st.integers(1, 50)
+
+
+def river(words):
+    """A line of so many tokens."""
+    return " ".join(["river"] * words)
+
+
+def rivers(lengths):
+    return [river(words) for words in lengths]
+
+
+def table(shards):
+    """Everything a shard says, to compare."""
+    return [
+        (
+            shard.number,
+            shard.first,
+            shard.last,
+            shard.after,
+            [(sentence.text, *sentence.ids) for sentence in shard.sentences],
+        )
+        for shard in shards
+    ]
+
+
+def thread_of_the_corpus():
+    return [thread for thread in threading.enumerate() if thread.name == "ffmem-corpus"]
+
+
+@given(LENGTHS, SHARDS)
+def test_the_shards_hold_every_sentence_once_and_in_order(corpus_of, lengths, shard_tokens):
+    shards = list(corpus_of(rivers(lengths), shard_tokens=shard_tokens).shards())
+    assert [len(sentence.ids) for shard in shards for sentence in shard.sentences] == lengths
+    assert [shard.number for shard in shards] == list(range(len(shards)))
+    assert [shard.last for shard in shards] == [False] * (len(shards) - 1) + [True]
+    first = 0
+    for shard in shards:
+        assert shard.first == first
+        first += len(shard.sentences)
+        assert shard.after.sentences == first
+    for shard in shards[:-1]:
+        assert shard.tokens >= shard_tokens > shard.tokens - len(shard.sentences[-1].ids)
+    assert shards[-1].after.tokens == sum(lengths)
+    assert shards[-1].fraction == 1.0
+
+
+def test_a_shard_ends_with_the_record_that_fills_it(corpus_of):
+    shards = list(corpus_of(rivers([4, 5, 1, 12, 3]), shard_tokens=10).shards())
+    assert [shard.tokens for shard in shards] == [10, 12, 3]
+    assert [shard.after.records for shard in shards] == [3, 4, 5]
+    assert [shard.fraction for shard in shards] == [0.6, 0.8, 1.0]
+
+
+def test_an_empty_corpus_is_one_empty_shard(corpus_of):
+    (shard,) = corpus_of([]).shards()
+    assert (shard.last, shard.sentences, shard.after) == (True, [], Progress())
+    assert list(shard.batches(100, None)) == []
+
+
+@given(st.lists(st.integers(1, 200), max_size=60), st.integers(1, 500))
+def test_batches_hold_every_sentence_once_within_tokens_and_padding(lengths, batch_tokens):
+    groups = plan_batches(np.array(lengths, np.int64), batch_tokens)
+    assert sorted(row for rows in groups for row in rows.tolist()) == list(range(len(lengths)))
+    for rows in groups:
+        inside = [lengths[row] for row in rows]
+        area = len(inside) * max(inside)
+        assert inside == sorted(inside)
+        assert area <= batch_tokens or len(inside) == 1
+        assert area - sum(inside) <= PADDING * area
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.sampled_from([None, 0, 7]), st.integers(1, 100))
+def test_the_batches_of_a_shard_hold_its_ids_padded_behind(corpus_of, lengths, bos, batch_tokens):
+    shard = list(corpus_of(rivers([3, *lengths]), shard_tokens=3).shards())[1]
+    seen = Counter()
+    start = 0 if bos is None else 1
+    for batch in shard.batches(batch_tokens, bos):
+        assert batch.start == start
+        assert batch.ids.size <= batch_tokens or len(batch.ids) == 1
+        assert batch.ids.size - batch.tokens - start * len(batch.ids) <= PADDING * batch.ids.size
+        assert batch.keys.shape == (len(batch.ids), batch.ids.shape[1] - start, 2)
+        for row, length, number in zip(batch.ids, batch.lengths, batch.sentences, strict=True):
+            sentence = shard.sentences[number - shard.first]
+            assert row[start : start + length].tolist() == sentence.ids.tolist()
+            assert row[:start].tolist() == [bos][:start]
+            seen[int(number)] += 1
+    assert seen == Counter(range(shard.first, shard.first + len(shard.sentences)))
+
+
+@given(LENGTHS, SHARDS, st.integers(1, 400), st.none() | st.integers(0, 300))
+def test_the_plan_depends_neither_on_the_chunk_nor_on_the_thread(corpus_of, lengths, shard_tokens, chunk, limit_tokens):
+    corpus = corpus_of([*rivers(lengths), ""], shard_tokens=shard_tokens, limit_tokens=limit_tokens, limit=12)
+    expected = table(corpus.shards())
+    assert table(corpus.shards_ahead()) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "CHUNK", chunk)
+        assert table(corpus.shards()) == expected
+
+
+@given(LENGTHS, SHARDS, st.integers(0, 300))
+def test_the_limit_takes_whole_sentences_up_to_the_first_that_exceeds_it(corpus_of, lengths, shard_tokens, limit):
+    *_, last = shards = list(corpus_of(rivers(lengths), shard_tokens=shard_tokens, limit_tokens=limit).shards())
+    fitting = int((np.cumsum(lengths) <= limit).sum())
+    assert [len(sentence.ids) for shard in shards for sentence in shard.sentences] == lengths[:fitting]
+    assert last.after.tokens == sum(lengths[:fitting]) <= limit
+    assert last.last
+
+
+def test_the_limit_may_fall_inside_a_record(corpus_of):
+    (shard,) = corpus_of(["The river left. The sea left. The king left."], limit_tokens=11, unit="sentence").shards()
+    assert [sentence.text for sentence in shard.sentences] == ["The river left.", "The sea left."]
+
+
+def test_only_what_the_limit_keeps_is_counted(corpus_of):
+    (shard,) = corpus_of([f"{river(2)}\n{river(12)}"], limit_tokens=4, limit=5).shards()
+    assert (shard.after.sentences, shard.after.tokens, shard.after.cut) == (1, 2, 0)
+
+
+@given(LENGTHS, SHARDS, st.none() | st.integers(0, 300))
+def test_resuming_behind_any_shard_gives_exactly_the_shards_that_remain(corpus_of, lengths, shard_tokens, limit_tokens):
+    corpus = corpus_of(["", *rivers(lengths), None], shard_tokens=shard_tokens, limit_tokens=limit_tokens, limit=12)
+    shards = list(corpus.shards())
+    for done in shards[:-1]:
+        since = Progress(**done.after.as_dict())
+        assert table(corpus.shards(since, done.number + 1)) == table(shards[done.number + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("texts", "noticed"),
+    [
+        (["one", "two", "three"], False),
+        (["one", "two", "other"], False),
+        (["one", "two", "three", "four"], False),
+        (["one", "", "two", "three"], False),
+        (["once", "two", "three"], True),
+        (["two", "one", "three"], True),
+        (["on", "etwo", "three"], True),
+        (["onetwo", "three"], True),
+        (["one"], True),
+        ([], True),
+    ],
+)
+@pytest.mark.parametrize("way", ["shards", "shards_ahead"])
+def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, noticed, way):
+    since = next(corpus_of(["one", "two", "three"], shard_tokens=2).shards()).after
+    resumed = getattr(corpus_of(texts, shard_tokens=2), way)(since, 1)
+    if noticed:
+        with pytest.raises(CorpusError, match=r"the corpus has changed .*first 2 records"):
+            list(resumed)
+    else:
+        assert next(resumed).first == 2
+        resumed.close()
+
+
+def test_an_error_in_a_source_reaches_the_reader_behind_the_shards_before_it(corpus_of, monkeypatch):
+    monkeypatch.setattr(plan, "CHUNK", 1)
+
+    def texts():
+        yield river(10)
+        raise ValueError("the disk is gone")
+
+    shards = corpus_of(texts()).shards_ahead()
+    assert next(shards).tokens == 10
+    with pytest.raises(ValueError, match="the disk is gone"):
+        next(shards)
+    assert not thread_of_the_corpus()
+
+
+def test_reading_ahead_is_bounded_and_ends_when_it_is_abandoned(corpus_of, monkeypatch):
+    monkeypatch.setattr(plan, "CHUNK", len(river(10)))
+    read = 0
+
+    def endless():
+        nonlocal read
+        while True:
+            read += 1
+            yield river(10)
+
+    shards = corpus_of(endless(), shard_tokens=10).shards_ahead()
+    for taken in range(1, 6):
+        next(shards)
+        time.sleep(0.05)  # enough to read all it wants
+        assert read <= taken + 3, "one waits, one is being handed over, one chunk"
+    assert thread_of_the_corpus()
+    shards.close()
+    assert not thread_of_the_corpus()
+    assert read <= 9
+
+
+def test_what_is_left_out_or_cut_is_counted(corpus_of, file):
+    path = file("a.txt", f" = T = \n\n{river(3)}\n{river(12)}\n\n\u200b\n = = S = = \n".encode())
+    *_, last = corpus_of(path, limit=5).shards()
+    assert last.after.skipped == {"blank lines": 2, "headings": 2}
+    assert (last.after.records, last.after.sentences, last.after.tokens) == (3, 4 + 1, 15 + 1)
+    assert last.after.cut == 1
+    *_, last = corpus_of(path, unit="window:5", limit=5).shards()
+    assert last.after.cut == 0, "windows are meant to be cut"
+
+
+def test_a_text_without_tokens_is_counted(corpus_of, monkeypatch):
+    corpus = corpus_of(["the river", "..."])
+    monkeypatch.setattr(corpus.encoder, "_ids", lambda texts: [[1, 2] if "river" in text else [] for text in texts])
+    (shard,) = corpus.shards()
+    assert (shard.after.without_tokens, shard.after.sentences, shard.after.records) == (1, 1, 2)
+
+
+def test_the_digest_stands_for_the_text_alone(corpus_of, file):
+    texts = ["one", "two"]
+    digest = corpus_of(texts).digest()
+    assert corpus_of(file("a.txt", b" = T = \none\n\ntwo\r\n")).digest() == digest
+    assert corpus_of([file("b.txt", b"one"), file("c.txt", b"two")]).digest() == digest
+    for settings in ({"shard_tokens": 1}, {"unit": "window:7"}, {"limit": 1}):
+        *_, last = corpus_of(texts, **settings).shards()
+        assert last.after.digest == digest
+    others = [["onetwo"], ["two", "one"], ["one"], ["one", "two", "one"], ["on", "etwo"], []]
+    assert len({digest, *(corpus_of(other).digest() for other in others)}) == 7
+
+
+def test_the_share_read_of_several_files_goes_by_their_size(corpus_of, file):
+    paths = [file("a.txt", f"{river(10)}\n".encode()), file("b.txt", f"{river(10)}\n{river(20)}\n".encode())]
+    shards = list(corpus_of(paths, shard_tokens=10).shards())
+    assert [shard.fraction for shard in shards] == pytest.approx([0.25, 0.5, 1.0, 1.0], abs=0.01)
