@@ -98,7 +98,7 @@ def test_layers_of_no_form_are_an_error_that_shows_one(text):
     ("text", "found"),
     [
         *(("0", "layer 0"), ("7", "layer 7"), ("5-9", "layer 7"), ([0, 9], "layer 0"), ([-1], "layer -1")),
-        *(("4-2", "none in '4-2'"), ([], r"none in \[\]")),
+        *(("4-2", "'4-2', which runs backwards"), ([], r"none in \[\]")),
     ],
 )
 def test_layers_that_are_not_there_are_an_error_with_the_range(text, found):

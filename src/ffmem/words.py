@@ -126,8 +126,10 @@ def parse_layers(text: str | Iterable[int] | None, count: int) -> list[int]:
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             if not match:
                 raise FfmemError(f"expected layers such as 1-4,16, found {text!r}")
-            first = int(match[1])
-            layers.update(range(first, int(match[2] or first) + 1))
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise FfmemError(f"expected layers such as 1-4,16, found {part.strip()!r}, which runs backwards")
+            layers.update(range(first, last + 1))
     else:
         layers.update(text)
     outside = sorted(layer for layer in layers if not 1 <= layer <= count)

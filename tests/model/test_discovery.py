@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ffmem.model import loading
 from ffmem.model.discovery import discover
@@ -94,7 +95,10 @@ def test_a_block_without_a_value_matrix_is_refused_with_its_shapes():
         def __init__(self):
             super().__init__()
             self.words = nn.Embedding(5, 4)
-            self.blocks = nn.ModuleList(nn.ModuleDict({"wide": nn.Linear(4, 6), "other": nn.Linear(8, 4)}) for _ in range(2))
+            self.blocks = nn.ModuleList(
+                nn.ModuleDict({"attention": nn.Linear(4, 4), "wide": nn.Linear(4, 6), "other": nn.Linear(8, 4)})
+                for _ in range(2)
+            )
             self.config = None
 
         def get_input_embeddings(self):
@@ -102,3 +106,9 @@ def test_a_block_without_a_value_matrix_is_refused_with_its_shapes():
 
     with pytest.raises(ModelError, match=r"^Flat: .*stream \(4 wide\).*: wide 4x6, other 8x4$"):
         discover(Flat())
+
+
+def test_blocks_without_attention_are_no_transformer():
+    config = AutoConfig.for_model("mamba", vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=4)
+    with pytest.raises(ModelError, match="expected a transformer, found blocks without attention"):
+        discover(AutoModelForCausalLM.from_config(config))

@@ -120,27 +120,31 @@ class Corpus:
     shard_tokens: int
     limit_tokens: int | None = None
 
-    def shards(self, since: Progress | None = None, number: int = 0) -> Iterator[Shard]:
+    def shards(
+        self, since: Progress | None = None, number: int = 0, stopped: threading.Event | None = None
+    ) -> Iterator[Shard]:
         """The shards behind `since`, in order. What was read before is read again, hashed and compared, not tokenized."""
         since = progress = since or Progress()
         skipped: Counter[str] = Counter()
         sentences: list[Sentence] = []
-        for record in self._tokenized(self._records(since, skipped)):
-            kept = self._within_limit(record.sentences, progress.tokens)
-            sentences.extend(kept)
+        for pieces, mark in self._tokenized(self._records(since, skipped, stopped)):
+            kept = self._within_limit(pieces, progress.tokens)
+            taken = [sentence for group in kept for sentence in group]
+            sentences.extend(taken)
+            windows = self.unit.kind == "window"
             progress = Progress(
-                records=record.mark.number,
-                sentences=progress.sentences + len(kept),
-                tokens=progress.tokens + sum(len(sentence.ids) for sentence in kept),
-                cut=progress.cut + record.cut,
-                without_tokens=progress.without_tokens + record.without_tokens,
-                digest=record.mark.digest.hex(),
-                skipped=record.mark.skipped,
+                records=mark.number,
+                sentences=progress.sentences + len(taken),
+                tokens=progress.tokens + sum(len(sentence.ids) for sentence in taken),
+                cut=progress.cut + (0 if windows else sum(len(group) > 1 for group in kept)),
+                without_tokens=progress.without_tokens + sum(not group for group in kept),
+                digest=mark.digest.hex(),
+                skipped=mark.skipped,
             )
-            if len(kept) < len(record.sentences):
+            if len(taken) < sum(map(len, pieces)):
                 break
             if progress.tokens - since.tokens >= self.shard_tokens:
-                yield Shard(number, since.sentences, sentences, progress, record.mark.fraction, last=False)
+                yield Shard(number, since.sentences, sentences, progress, mark.fraction, last=False)
                 number, since, sentences = number + 1, progress, []
         else:
             progress = replace(progress, skipped=dict(sorted(skipped.items())))
@@ -162,7 +166,7 @@ class Corpus:
 
         def read() -> None:
             try:
-                for shard in self.shards(since, number):
+                for shard in self.shards(since, number, stopped):
                     if not put(shard):
                         return
                 put(None)
@@ -180,11 +184,15 @@ class Corpus:
             stopped.set()
             thread.join()
 
-    def _records(self, since: Progress, skipped: Counter[str]) -> Iterator[tuple[str, _Mark]]:
-        """Records behind `since`; those before it are compared by their hash."""
+    def _records(
+        self, since: Progress, skipped: Counter[str], stopped: threading.Event | None = None
+    ) -> Iterator[tuple[str, _Mark]]:
+        """Records behind `since`; those before it are compared by their hash. Ends early once `stopped`."""
         digest, number = b"", 0
         for at, source in enumerate(self.sources):
             for text in source.records(skipped):
+                if stopped is not None and stopped.is_set():
+                    return
                 number += 1
                 digest = hashlib.sha256(digest + text.encode("utf-8", "surrogatepass")).digest()
                 if number == since.records and digest.hex() != since.digest:
@@ -211,8 +219,8 @@ class Corpus:
         weights = [size or 0 for size in sizes]
         return (sum(weights[:at]) + (self.sources[at].fraction() or 0.0) * weights[at]) / max(1, sum(weights))
 
-    def _tokenized(self, records: Iterator[tuple[str, _Mark]]) -> Iterator[_Record]:
-        """Every record's sentences; many records are tokenized in one call."""
+    def _tokenized(self, records: Iterator[tuple[str, _Mark]]) -> Iterator[tuple[list[list[Sentence]], _Mark]]:
+        """Every record as its units' sentences; many records are tokenized in one call."""
         segmenter = Segmenter(self.unit, self.language)
         waiting: list[tuple[list[str], _Mark]] = []
         characters = 0
@@ -224,26 +232,25 @@ class Corpus:
                 waiting, characters = [], 0
         yield from self._encoded(waiting)
 
-    def _encoded(self, waiting: list[tuple[list[str], _Mark]]) -> Iterator[_Record]:
+    def _encoded(self, waiting: list[tuple[list[str], _Mark]]) -> Iterator[tuple[list[list[Sentence]], _Mark]]:
         encoded = self.encoder.encode([text for texts, _ in waiting for text in texts])
         for texts, mark in waiting:
-            pieces = [next(encoded) for _ in texts]
-            yield _Record(
-                sentences=[sentence for group in pieces for sentence in group],
-                cut=0 if self.unit.kind == "window" else sum(len(group) > 1 for group in pieces),
-                without_tokens=sum(not group for group in pieces),
-                mark=mark,
-            )
+            yield [next(encoded) for _ in texts], mark
 
-    def _within_limit(self, sentences: list[Sentence], tokens: int) -> list[Sentence]:
+    def _within_limit(self, pieces: list[list[Sentence]], tokens: int) -> list[list[Sentence]]:
         """The sentences before the one that would exceed the limit on tokens."""
         if self.limit_tokens is None:
-            return sentences
-        for count, sentence in enumerate(sentences):
-            tokens += len(sentence.ids)
-            if tokens > self.limit_tokens:
-                return sentences[:count]
-        return sentences
+            return pieces
+        kept: list[list[Sentence]] = []
+        for group in pieces:
+            room: list[Sentence] = []
+            for sentence in group:
+                tokens += len(sentence.ids)
+                if tokens > self.limit_tokens:
+                    return [*kept, room] if room else kept
+                room.append(sentence)
+            kept.append(room)
+        return kept
 
 
 @dataclass(frozen=True)
@@ -254,14 +261,6 @@ class _Mark:
     digest: bytes
     skipped: dict[str, int]
     fraction: float | None
-
-
-@dataclass(frozen=True)
-class _Record:
-    sentences: list[Sentence]
-    cut: int
-    without_tokens: int
-    mark: _Mark
 
 
 def _changed(since: Progress) -> CorpusError:

@@ -29,7 +29,7 @@ class Unit:
     def parse(cls, text: str) -> Unit:
         if text in ("sentence", "line"):
             return cls(text)
-        if match := re.fullmatch(r"window:([1-9]\d*)", text):
+        if match := re.fullmatch(r"window:([1-9][0-9]*)", text):
             return cls("window", int(match[1]))
         raise CorpusError(f"expected unit sentence, line or window:N, found {text!r}")
 

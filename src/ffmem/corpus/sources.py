@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,6 @@ from ffmem.words import CorpusError
 
 PACKED = (".gz", ".xz", ".zst")
 LINES_OF_JSON = (".jsonl", ".ndjson")
-HEADING = re.compile(r"\s*(=(?: =)*) \S.* \1\s*")
-"""A WikiText heading: ` = Title = `, ` = = Section = = `."""
 
 
 @runtime_checkable
@@ -68,7 +67,7 @@ class TextFile:
         """Numbered lines (from 1) as text, or an error that names the line."""
         number = 0
         try:
-            with self.path.open("rb") as handle, _unpacked(handle, self.path.suffix) as stream:
+            with self.path.open("rb") as handle, _unpacked(handle, self.path.suffix.lower()) as stream:
                 self.handle = handle
                 for number, raw in enumerate(stream, 1):
                     if b"\0" in raw:
@@ -79,18 +78,17 @@ class TextFile:
                 f"{self.path}:{number}: expected UTF-8, found byte 0x{error.object[error.start]:02x} at byte "
                 f"{error.start + 1} of the line; convert the file first (iconv -t utf-8)"
             ) from error
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowException) as error:
-            raise CorpusError(
-                f"{self.path}: damaged or not a {self.path.suffix} file, after line {number}: {error}"
-            ) from error
-        except OSError as error:
-            raise CorpusError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+            kind = self.path.suffix.lower()
+            if kind in PACKED and self.handle is not None:
+                raise CorpusError(f"{self.path}: damaged or not a {kind} file, after line {number}: {error}") from error
+            raise CorpusError(f"{self.path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
         for _, line in self.lines():
             if not line or line.isspace():
                 skipped["blank lines"] += 1
-            elif "=" in line and HEADING.fullmatch(line):
+            elif is_heading(line):
                 skipped["headings"] += 1
             else:
                 yield line
@@ -110,8 +108,8 @@ class JsonLines(TextFile):
             where = f"{self.path}:{number}"
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise CorpusError(f"{where}: expected a JSON object, found {line[:40]!r} ({error.msg})") from error
+            except (ValueError, RecursionError) as error:
+                raise CorpusError(f"{where}: expected a JSON object, found {line[:40]!r} ({error})") from error
             if not isinstance(record, dict) or self.column not in record:
                 found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
                 raise CorpusError(
@@ -140,6 +138,7 @@ class ParquetFile:
         return self.group / self.groups
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
+        row = 0
         try:
             with pq.ParquetFile(self.path) as table:
                 if self.column not in table.schema_arrow.names:
@@ -148,13 +147,16 @@ class ParquetFile:
                         "name it with --column"
                     )
                 self.groups = max(1, table.num_row_groups)
-                row = 0
                 for self.group in range(table.num_row_groups):
                     for batch in table.iter_batches(1024, row_groups=[self.group], columns=[self.column]):
                         for value in batch.column(0).to_pylist():
                             row += 1
                             yield from _text(value, f"{self.path}: row {row}", skipped)
                 self.group = self.groups
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{self.path}: expected UTF-8, found other bytes in the 1,024 rows behind row {row}"
+            ) from error
         except (pa.ArrowException, OSError) as error:
             raise CorpusError(f"{self.path}: expected a Parquet file: {str(error).splitlines()[0]}") from error
 
@@ -205,12 +207,16 @@ class Dataset:
             import datasets
         except ImportError as error:
             raise CorpusError(f"{self.name} needs the datasets package: pip install 'ffmem[datasets]'") from error
-        try:
-            rows = datasets.load_dataset(self.id, self.config, split=self.split, streaming=True)
-        except Exception as error:  # the library raises many kinds, all of them about this name
-            raise CorpusError(f"{self.name}: cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self._rows(datasets)):
             yield from _field(row, self.column, f"{self.name}: row {number}", skipped)
+
+    def _rows(self, datasets: Any) -> Iterator[dict[str, Any]]:
+        try:
+            yield from datasets.load_dataset(self.id, self.config, split=self.split, streaming=True)
+        except Exception as error:  # the library raises many kinds, all of them about this name
+            raise CorpusError(
+                f"{self.name}: cannot be loaded: {(str(error).strip() or repr(error)).splitlines()[0]}"
+            ) from error
 
 
 @dataclass
@@ -264,8 +270,8 @@ def open_source(spec: str | Path | Source, *, column: str = "text") -> Source:
         raise CorpusError(f"{path} is a folder: give its files, for instance {path}/*.txt")
     if not path.is_file():
         raise CorpusError(f"{path}: no such file")
-    suffixes = [suffix for suffix in path.suffixes if suffix not in PACKED]
-    kind = suffixes[-1].lower() if suffixes else ""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
+    kind = suffixes[-1] if suffixes else ""
     if kind == ".parquet":
         return ParquetFile(path, column)
     if kind in LINES_OF_JSON:
@@ -273,6 +279,21 @@ def open_source(spec: str | Path | Source, *, column: str = "text") -> Source:
     if kind == ".json":
         raise CorpusError(f"{path}: expected text, .jsonl (an object a line) or .parquet, found .json")
     return TextFile(path)
+
+
+def is_heading(line: str) -> bool:
+    """Whether a line is a WikiText heading: as many lone equals signs behind a title as before it.
+
+    >>> is_heading(" = = Early life = = "), is_heading("a = b"), is_heading("= = =")
+    (True, False, False)
+    """
+    stripped = line.strip()
+    if not (stripped.startswith("= ") and stripped.endswith(" =")):
+        return False
+    words = stripped.split()
+    before = next((at for at, word in enumerate(words) if word != "="), len(words))
+    behind = next((at for at, word in enumerate(reversed(words)) if word != "="), len(words))
+    return before == behind < len(words)
 
 
 def _unpacked(handle: BinaryIO, suffix: str) -> Any:
@@ -284,6 +305,9 @@ def _unpacked(handle: BinaryIO, suffix: str) -> Any:
     if suffix == ".zst":
         return io.BufferedReader(_ZstdReader(handle), 1 << 18)
     return handle
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _ZstdReader(io.RawIOBase):
@@ -315,5 +339,7 @@ def _text(value: object, where: str, skipped: Counter[str]) -> Iterator[str]:
         raise CorpusError(f"{where}: expected text, found {type(value).__name__}")
     elif not value.strip():
         skipped["empty records"] += 1
+    elif not value.isascii() and _SURROGATE.search(value):
+        raise CorpusError(f"{where}: expected text, found half of a surrogate pair (it has no UTF-8)")
     else:
         yield value

@@ -12,7 +12,9 @@ from ffmem.corpus.sources import TextFile, Texts
 from ffmem.index.histogram import BINS
 
 SAMPLE = 400
-"""Records read for the estimate."""
+"""Records tokenized for the estimate."""
+AHEAD = 1 << 22
+"""Bytes of a file that are read for it."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,7 @@ class Estimate:
 
 
 def estimate_tokens(corpus: Corpus) -> int | None:
-    """About how many tokens the corpus has, from the first records of each of its first files.
-
-    None for a stream of unknown length. A short corpus is counted to its end.
-    """
+    """About how many tokens the corpus has, from the beginning of its first files; None where its length is unknown."""
     known = [source for source in corpus.sources if isinstance(source, TextFile)]
     lists = [source for source in corpus.sources if isinstance(source, Texts) and isinstance(source.texts, list)]
     if len(known) + len(lists) < len(corpus.sources):
@@ -47,15 +46,25 @@ def estimate_tokens(corpus: Corpus) -> int | None:
     return round(total) if limit is None else min(limit, round(total))
 
 
-def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[int, float]:
-    """Tokens of the source's first records, and the share of it that they are."""
+def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
+    """Tokens at the beginning of the source, and the share of it that this is.
+
+    Tokens a character come from the first records; characters are counted further, since a packed file is read in
+    large pieces and its share read is known only roughly near the start.
+    """
     segmenter = Segmenter(corpus.unit, corpus.language)
     records = source.records(Counter())
-    texts = [unit for record in islice(records, SAMPLE) for unit in segmenter.split(record)]
-    share = source.fraction() or 0.0
-    ended = next(records, None) is None
-    tokens = sum(len(sentence.ids) for pieces in corpus.encoder.encode(texts) for sentence in pieces) if texts else 0
-    return tokens, 1.0 if ended else share
+    first = list(islice(records, SAMPLE))
+    units = [unit for record in first for unit in segmenter.split(record)]
+    tokens = sum(len(sentence.ids) for pieces in corpus.encoder.encode(units) for sentence in pieces) if units else 0
+    size = source.size() or 0
+    sampled = characters = sum(map(len, first))
+    for record in records:
+        characters += len(record)
+        share = source.fraction() or 0.0
+        if share * size >= AHEAD or (not size and share):
+            return tokens * characters / sampled, share
+    return tokens * characters / max(1, sampled), 1.0
 
 
 def estimate(tokens: int | None, *, cells: int, t: int, signs: int, stats: bool) -> Estimate:

@@ -23,6 +23,8 @@ def discover(model: Any) -> Family:
     """
     name = type(model).__name__
     path, blocks = _blocks(model)
+    if not any("att" in inner.lower() for inner, _ in blocks[0].named_modules()):
+        raise ModelError(f"{name}: expected a transformer, found blocks without attention")
     d = model.get_input_embeddings().weight.shape[-1]
     key, up, value = _matrices(blocks[0], name, getattr(model.config, "hidden_size", d))
     r, y, o = _stream(model, blocks, value)

@@ -139,9 +139,7 @@ def experts_of(config: object) -> int:
     >>> experts_of(type("Config", (), {"num_local_experts": 8}))
     8
     """
-    text_config = getattr(config, "text_config", None) or config
-    for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
-        count = getattr(text_config, name, None)
-        if isinstance(count, int) and count > 1:
-            return count
-    return 0
+    parts = [config, getattr(config, "text_config", None), getattr(config, "ffn_config", None)]
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    counts = [getattr(part, name, None) for part in parts if part is not None for name in names]
+    return max((count for count in counts if isinstance(count, int) and count > 1), default=0)

@@ -34,7 +34,9 @@ def model_hash(model: nn.Module) -> str:
 def tokenizer_hash(tokenizer: Any) -> str:
     """A hash of all that turns text into ids: the vocabulary, the rules and the special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
+    # A call with padding or truncation leaves its settings in the backend.
+    rules = json.dumps({**rules, "padding": None, "truncation": None} if backend is not None else rules, sort_keys=True)
     special = json.dumps(
         {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}, ensure_ascii=True
     )

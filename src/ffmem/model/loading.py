@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from ffmem.model.check import refuse_unless_sound
 from ffmem.model.discovery import discover
@@ -40,7 +41,7 @@ def load_model(
 
     `source` is a Hugging Face id, a local folder, a `.gguf` file, or a `PreTrainedModel` in memory (with its
     `tokenizer`). `device="auto"` takes a GPU where there is one; `dtype="auto"` is float32 on a CPU and the
-    checkpoint's own on a GPU. The model is never changed.
+    checkpoint's own on a GPU. A model in memory stays where and as it is, in eval mode; no weight is ever changed.
     """
     if isinstance(source, MemoryModel):
         return source
@@ -51,16 +52,23 @@ def load_model(
         if tokenizer is None:
             raise ModelError(f"{type(source).__name__} is in memory: give its tokenizer too (tokenizer=...)")
         model, name = source, source.config._name_or_path or type(source).__name__
-        _refuse_experts(model.config, name)
     else:
         name = _name(source)
         model, loaded_tokenizer = _from_pretrained(name, revision, device_map)
         tokenizer = tokenizer or loaded_tokenizer
+    _refuse_unreadable(model.config, name)
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name}: expected a language model, found a {type(model).__name__} without an unembedding")
     model.eval()
     keep = in_memory and device == "auto"
-    target = model.device if device_map or keep else torch.device(_device(device))
+    target = model.device if device_map or keep else _device(device)
     wanted = model.dtype if in_memory and dtype == "auto" else _dtype(dtype, target, model.dtype)
     fingerprint = cache(lambda: model_hash(model))
+    if in_memory and (wanted != model.dtype or target.type != model.device.type):
+        raise ModelError(
+            f"{name} is in memory as {model.dtype} on {model.device.type} and is not changed there: "
+            f"move it first with model.to({target.type!r}, {wanted})"
+        )
     if wanted != model.dtype:
         fingerprint()  # identity is that of the weights as they were stored
         model.to(wanted)
@@ -82,7 +90,10 @@ def load_model(
 
 def _name(source: str | Path) -> str:
     """An id as it is; a local folder or file by its absolute path, so that a run can find it again."""
-    path = Path(source).expanduser()
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"expected a model folder, found nothing at {source} ({error})") from error
     if path.exists():
         return str(path.resolve())
     looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~")) or str(source).endswith(".gguf")
@@ -94,31 +105,40 @@ def _name(source: str | Path) -> str:
 def _from_pretrained(name: str, revision: str | None, device_map: str | None) -> tuple[Any, Any]:
     """Model and tokenizer in the dtype they were stored in."""
     where: dict[str, Any] = {"revision": revision} if revision else {}
+    folder = name
     if name.endswith(".gguf"):
         where["gguf_file"] = Path(name).name
-        name = str(Path(name).parent)
-    elif (folder := Path(name)).is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: expected config.json and weights of a transformers model, found no config.json")
+        folder = str(Path(name).parent)
+    elif Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ModelError(f"{name}: expected config.json and weights of a transformers model, found no config.json")
     try:
         if "gguf_file" not in where:
-            config = transformers.AutoConfig.from_pretrained(name, **where)
-            _refuse_experts(config, name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **where)
+            _refuse_unreadable(transformers.AutoConfig.from_pretrained(folder, **where), name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
         extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
         with _Quiet():
-            model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto", **where, **extra)
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype="auto", output_loading_info=True, **where, **extra
+            )
     except ModelError:
         raise
     except ImportError as error:
         raise ModelError(f"{name}: loading it needs a package that is not installed ({_first_line(error)})") from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelError(
             f"{name}: expected a causal language model on disk or on the Hugging Face hub, found: {_first_line(error)}"
         ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{name}: expected weights for every part of the model, found none for {_few(missing)}")
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ModelError(f"{name}: expected a tokenizer beside the weights, found one without words; add its files")
     return model, tokenizer
 
 
-def _refuse_experts(config: Any, name: str) -> None:
+def _refuse_unreadable(config: Any, name: str) -> None:
+    """An error for what is known to be out of reach, by name."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is a {config.model_type}, an encoder with a decoder; only decoders are supported yet")
     if experts := experts_of(config):
         raise ModelError(
             f"{name} is a {config.model_type} with {experts} experts a layer; "
@@ -126,16 +146,21 @@ def _refuse_experts(config: Any, name: str) -> None:
         )
 
 
-def _device(device: str) -> str:
-    if device != "auto":
-        try:
-            known = torch.device(device)
-        except RuntimeError as error:
-            raise ModelError(f"expected a device such as cpu, cuda or cuda:1, found {device!r}") from error
-        if known.type == "cuda" and not torch.cuda.is_available():
-            raise ModelError(f"{device} was asked for, but torch {torch.__version__} sees no CUDA device; use --device cpu")
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        known = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"expected a device such as cpu, cuda or cuda:1, found {device!r}") from error
+    try:
+        torch.empty(0, device=known)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelError(
+            f"{device} was asked for, but torch {torch.__version__} sees no such device "
+            f"(CUDA devices: {torch.cuda.device_count()}); use --device cpu"
+        ) from error
+    return known
 
 
 def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
@@ -144,6 +169,10 @@ def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype
     if dtype not in DTYPES:
         raise ModelError(f"expected dtype auto, {', '.join(DTYPES)}, found {dtype!r}")
     return DTYPES[dtype]
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ffmem.model.families import Family
 from ffmem.model.spots import hooked, module_at, record_spot, spots_of
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
-from ffmem.words import FfmemError, ModelError
+from ffmem.words import FfmemError, ModelError, parse_layers
 
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
@@ -140,7 +140,7 @@ class MemoryModel:
         been read, so neither that layer's values nor the vocabulary projection are computed. Padding needs no mask:
         a causal model never looks right.
         """
-        wanted = sorted(set(layers or range(1, self.layers + 1)))
+        wanted = parse_layers(layers, self.layers)
         shape: list[tuple[int, ...]] = [()]
 
         def look(layer: int) -> Callable[[], Any]:

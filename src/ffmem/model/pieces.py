@@ -11,8 +11,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def token_texts(tokenizer: Any, size: int) -> list[str]:
     """What each id stands for: ' Paris' with its space; ids without a token are ''."""
-    names = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
-    names = ["" if name is None else name for name in names] + [""] * (size - len(names))
+    known = {id: name for name, id in tokenizer.get_vocab().items()}
+    names = [known.get(id, "") for id in range(size)]
     if sum(name.startswith(_SPACE) for name in names) > len(names) // 20:
         # Sentencepiece marks spaces itself, and decoding one token alone would lose them.
         return [_byte(name.replace(_SPACE, " ")) for name in names]

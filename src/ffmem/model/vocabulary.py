@@ -44,7 +44,7 @@ class Extremes:
 
 @dataclass(frozen=True)
 class SoftmaxVocabulary:
-    """softmax(scale · cap(h·E + b)), as almost every model has it, streamed in chunks of rows."""
+    """softmax(cap(scale · (h·E + b))), as almost every model has it, streamed in chunks of rows."""
 
     unembedding: nn.Linear
     norm: nn.Module | None = None
@@ -72,7 +72,7 @@ class SoftmaxVocabulary:
 
     def _chunked(self, h: Float[Tensor, "n d"], of: Callable[[slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         step = max(1, CHUNK_ELEMENTS // self.size)
-        parts = [of(slice(start, start + step)) for start in range(0, len(h), step)]
+        parts = [of(slice(start, start + step)) for start in range(0, max(1, len(h)), step)]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     @torch.inference_mode()
