@@ -128,7 +128,7 @@ def parse_layers(text: str | Iterable[int] | None, count: int) -> list[int]:
                 raise FfmemError(f"expected layers such as 1-4,16, found {text!r}")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
-                raise FfmemError(f"expected layers such as 1-4,16, found {part.strip()!r}, which runs backwards")
+                raise FfmemError(f"expected layers from 1 to {count}, found {part.strip()!r}, which runs backwards")
             layers.update(range(first, last + 1))
     else:
         layers.update(text)

@@ -78,10 +78,14 @@ class Shard:
         return sum(len(sentence.ids) for sentence in self.sentences)
 
     def batches(self, batch_tokens: int, bos: int | None) -> Iterator[Batch]:
-        """The shard's sentences sorted by length and cut into batches of at most `batch_tokens`, padding included."""
+        """The shard's sentences sorted by length and cut into batches of at most `batch_tokens`, padding included.
+
+        The longest come first: a long sentence has more prefixes to offer a cell, so thresholds rise early and what
+        follows rarely passes them.
+        """
         lengths = np.array([len(sentence.ids) for sentence in self.sentences], np.int64)
         start = 0 if bos is None else 1
-        for rows in plan_batches(lengths + start, batch_tokens):
+        for rows in reversed(plan_batches(lengths + start, batch_tokens)):
             width = int(lengths[rows[-1]])
             ids = np.full((len(rows), start + width), bos or 0, np.int64)
             for row, sentence in enumerate(rows):

@@ -224,11 +224,18 @@ def every_prefix(
 
 def _order(hits: Hits) -> Int[Tensor, " n"]:
     """The order by cell, then by coefficient from the largest, then by place."""
-    by_place = hits.place.argsort()
     # The bits of a positive float grow with it, so cell and coefficient are one integer.
     size = hits.coefficient.contiguous().view(torch.int32).long()
     rank = (hits.cell << 31) | (0x7FFFFFFF - size)
-    return by_place[rank[by_place].argsort(stable=True)]
+    rank, order = rank.sort()
+    alike = rank[1:] == rank[:-1]
+    if alike.any():
+        # Few are tied: put only those in the order of their places.
+        tied = torch.nn.functional.pad(alike, (0, 1)) | torch.nn.functional.pad(alike, (1, 0))
+        which = tied.nonzero().squeeze(1)
+        by_place = hits.place[order[which]].argsort()
+        order[which] = order[which][by_place[rank[which][by_place].argsort(stable=True)]]
+    return order
 
 
 def _first_of_each_key(cell: Int[Tensor, " n"], key: Int[Tensor, "n 2"]) -> Tensor:
