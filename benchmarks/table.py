@@ -1,0 +1,40 @@
+"""The measured numbers as the table that docs/benchmark.md shows: `python -m benchmarks.table` prints it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MEASURED = Path(__file__).parents[1] / "docs" / "benchmark.json"
+
+
+def table() -> str:
+    """Markdown, from docs/benchmark.json."""
+    found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
+    short, long, memory = found["short"], found["long"], found["memory"]
+    lines = [
+        f"| way | {_shape(short)} | {_shape(long)} |",
+        "|---|---|---|",
+        *(f"| {name} | {ratio} | {long['ratios'].get(name, '')} |" for name, ratio in short["ratios"].items()),
+        "",
+        f"Quartiles over batches of ffmem with sampled statistics: {_list(short)} and {_list(long)}.",
+        "",
+        f"Peak memory of a whole run over {' and '.join(f'{int(size):,}' for size in memory['peak_bytes'])} tokens: "
+        f"{' and '.join(f'{size / 1e6:,.0f} MB' for size in memory['peak_bytes'].values())}, a ratio of {memory['ratio']}.",
+        "",
+        f"Measured {short['date']} on {short['machine']}.",
+    ]
+    return "\n".join(lines)
+
+
+def _shape(result: dict[str, Any]) -> str:
+    return f"{result['layers']} layers of {result['d']}, {result['cells']:,} cells, {result['tokens']:,} tokens"
+
+
+def _list(result: dict[str, Any]) -> str:
+    return ", ".join(map(str, result["batch_quartiles"]))
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,66 @@
+"""The docs are true: their code runs, their commands run, their tables name every option and no other."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from ffmem.cli.app import app
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "python.md"])
+def test_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks(page, "python"))
+    assert code.count("assert") >= 1
+    exec(compile(code, page, "exec"), {"__name__": page})
+    for console in blocks(page, "console"):
+        for line in console.splitlines():
+            command = line.removeprefix("$ ffmem ").split()
+            assert line.startswith("$ ffmem ")
+            done = subprocess.run(
+                [sys.executable, "-m", "ffmem", *command], capture_output=True, text=True, check=False, env=os.environ
+            )
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_the_command_line_page_names_every_option_of_every_verb_and_no_other():
+    page = (DOCS / "cli.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## ffmem (\w+).*?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    command = typer.main.get_command(app)
+    assert set(sections) == set(command.commands)
+    for verb, section in sections.items():
+        known = {
+            option for parameter in command.commands[verb].params for option in parameter.opts if option.startswith("--")
+        }
+        known -= {"--help"}
+        told = set(re.findall(r"`(?:-\w`, `)?(--[a-z-]+)", section))
+        assert told == known, verb
+
+
+def test_the_models_page_names_every_family():
+    from ffmem.model.families import FAMILIES
+
+    page = (DOCS / "models.md").read_text("utf-8")
+    assert all(re.search(rf"\b{name.removesuffix('_text')}\b", page) for name in FAMILIES)
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
+    assert all(page.name in navigation for page in DOCS.glob("*.md"))
+
+
+def test_the_benchmark_page_shows_the_numbers_that_were_measured():
+    from benchmarks.table import table
+
+    assert table() in (DOCS / "benchmark.md").read_text("utf-8")
