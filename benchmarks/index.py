@@ -155,7 +155,6 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
             ratios["a Python loop over sentence, layer and cell (scaled from a sample)"] = (
                 1 + loop * done / seconds["bare trunk"]
             )
-        if not only_ffmem:
             began = time.perf_counter()
             ffmem.build_index(
                 model, text, out=Path(folder) / "run", unit="line", limit_tokens=tokens, stats="sample", quiet=True
