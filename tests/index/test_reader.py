@@ -60,6 +60,9 @@ def test_everything_shows_itself_in_a_notebook_with_its_text_escaped(index, llam
     pages = [index._repr_html_()]
     for view in (index["L2D3"], hostile["L2D3"]):
         pages += [view._repr_html_(), view.triggers._repr_html_(), view.value._repr_html_(), view.stats._repr_html_()]
+    pages.append(llama._repr_html_())
+    assert "192 in 3 layers" in pages[-1]
+    assert repr(llama).startswith("MemoryModel(")
     assert all(page.strip().startswith("<") for page in pages)
     assert any("&lt;script&gt; &amp;" in page for page in pages)
     assert not any("<script>" in page for page in pages)

@@ -120,7 +120,7 @@ def build_index(
             _same_corpus(folder, manifest, plan)
             checkpoint.clear(folder)
             return open_index(folder.path, model=loaded)
-        tokens = estimate_tokens(plan) if announce else None
+        tokens = None if quiet and not announce else estimate_tokens(plan)
         if announce:
             cells = sum(loaded.cells[layer - 1] for layer in resolved["layers"])
             signs = 2 if resolved["negative"] else 1

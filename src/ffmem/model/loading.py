@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from ffmem.model.check import refuse_unless_sound
 from ffmem.model.discovery import discover
@@ -124,7 +123,7 @@ def _from_pretrained(name: str, revision: str | None, device_map: str | None) ->
         raise
     except ImportError as error:
         raise ModelError(f"{name}: loading it needs a package that is not installed ({_first_line(error)})") from error
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # transformers, tokenizers and safetensors raise many kinds, all of them about this name
         raise ModelError(
             f"{name}: expected a causal language model on disk or on the Hugging Face hub, found: {_first_line(error)}"
         ) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class Recording:
     logits: Float[Tensor, "batch pos vocab"]
 
 
-@dataclass
+@dataclass(repr=False)
 class MemoryModel:
     """A Hugging Face model, its tokenizer and the row that says where its memories are."""
 
@@ -51,6 +52,22 @@ class MemoryModel:
     found_by_shape: bool = False
     fingerprint: Callable[[], str] = field(default=lambda: "", repr=False)
     """The hash of the weights as they were loaded, before any cast."""
+
+    def __repr__(self) -> str:
+        return (
+            f"MemoryModel({self.name!r}: {sum(self.cells):,} cells in {self.layers} layers, {self.dtype} on {self.device})"
+        )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "model": self.name,
+            "architecture": type(self.model).__name__,
+            "family": f"{self.family.name}{', found by shape' if self.found_by_shape else ''}",
+            "cells": f"{sum(self.cells):,} in {self.layers} layers, values of {self.d}",
+            "dtype": f"{self.dtype} on {self.device}",
+        }
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
+        return f"<table>{rows}</table>"
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
