@@ -29,7 +29,7 @@ def run(gpt2_folder, text, tmp_path_factory):
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
         if command[0] == "index":
-            assert "384 cells in 3 layers; about" in done.stderr
+            assert "384 cells; about" in done.stderr
             assert "Next: ffmem values" in done.stderr
     return out
 

@@ -225,10 +225,9 @@ def demo(
 
 def _announce(model: MemoryModel, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
-    cells = f"{sum(model.cells):,} cells in {model.layers} layers"
     _note(
         False,
-        f"{model.name}: {cells}; {tokens} tokens; the run will take up to {gigabytes(estimate.run_bytes)} of disk, "
+        f"{model.name}: {estimate.cells:,} cells; {tokens} tokens; the run will take up to {gigabytes(estimate.run_bytes)} of disk, "
         f"and {gigabytes(estimate.work_bytes)} more while it is built",
     )
 

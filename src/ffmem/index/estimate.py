@@ -19,8 +19,9 @@ AHEAD = 1 << 22
 
 @dataclass(frozen=True)
 class Estimate:
-    """Tokens (None where the size of the corpus is unknown) and bytes of disk, at most."""
+    """Cells to be read, tokens (None where the size of the corpus is unknown) and bytes of disk, at most."""
 
+    cells: int
     tokens: int | None
     run_bytes: int
     work_bytes: int
@@ -73,4 +74,4 @@ def estimate(tokens: int | None, *, cells: int, t: int, signs: int, stats: bool)
     sentences = min(triggers, tokens // 20) if tokens is not None else triggers
     run = 20 * triggers + (1400 if stats else 20) * cells + 200 * sentences
     work = 28 * triggers + (4 * BINS * cells if stats else 0) + 200 * sentences
-    return Estimate(tokens, run, work)
+    return Estimate(cells, tokens, run, work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,12 @@ def open_index(run: str | Path, *, model: MemoryModel | None = None) -> Index:
     """Open a finished run. With its `model`, values can be projected that were not stored."""
     folder = RunFolder(run)
     return Index(folder, folder.complete(), model)
+
+
+@lru_cache(maxsize=32)
+def _mapped(path: Path, inode: int, changed: int) -> pa.Table:
+    """A table, mapped once in this process as long as its file stays the same."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 class Index:
@@ -81,7 +87,9 @@ class Index:
         if file not in self._open:
             if file not in self.manifest["files"]:
                 raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
-            self._open[file] = pa.ipc.open_file(pa.memory_map(str(self.folder / file))).read_all()
+            path = self.folder / file
+            stat = path.stat()
+            self._open[file] = _mapped(path, stat.st_ino, stat.st_mtime_ns)
         return self._open[file]
 
     @cached_property
@@ -94,8 +102,8 @@ class Index:
 
     def sentences(self, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Rows of the table of sentences, each read once."""
-        table = self._tables("sentences.arrow")
-        return {row: table.slice(row, 1).to_pylist()[0] for row in set(rows)}
+        wanted = sorted(set(rows))
+        return dict(zip(wanted, self._tables("sentences.arrow").take(wanted).to_pylist(), strict=True)) if wanted else {}
 
     def triggers(self, first: CellView, count: int) -> Iterator[Trigger]:
         """The triggers of `count` cells from this one on: positive before negative, by rank."""

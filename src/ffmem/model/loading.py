@@ -127,6 +127,10 @@ def _from_pretrained(name: str, revision: str | None, device_map: str | None) ->
         raise ModelError(
             f"{name}: expected a causal language model on disk or on the Hugging Face hub, found: {_first_line(error)}"
         ) from error
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ModelError(
+            f"{name}: it does not fit on the devices there are, and weights off them cannot be read; use --dtype"
+        )
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{name}: expected weights for every part of the model, found none for {_few(missing)}")
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
