@@ -225,11 +225,9 @@ def demo(
 
 def _announce(model: MemoryModel, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
-    _note(
-        False,
-        f"{model.name}: {estimate.cells:,} cells; {tokens} tokens; the run will take up to {gigabytes(estimate.run_bytes)} of disk, "
-        f"and {gigabytes(estimate.work_bytes)} more while it is built",
-    )
+    disk, work = gigabytes(estimate.run_bytes), gigabytes(estimate.work_bytes)
+    size = f"the run will take up to {disk} of disk, and {work} more while it is built"
+    _note(False, f"{model.name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
 
 
 def _note(quiet: bool, text: str) -> None:
