@@ -28,6 +28,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/index.py -o docs/benchmark.json
 	$(BIN)/python benchmarks/index.py --long -o docs/benchmark.json
 	$(BIN)/python benchmarks/index.py --memory -o docs/benchmark.json
+	$(BIN)/python -m benchmarks.table
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

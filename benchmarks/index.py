@@ -38,6 +38,8 @@ from ffmem.model.memories import MemoryModel
 
 VOCABULARY = 50_257
 T = 50
+EVERY = 4
+"""One batch in so many also goes through a trunk that ends where ffmem does."""
 RELEASED_CELLS = 64
 """Cells of the sample on which the released code's loop is timed."""
 
@@ -117,6 +119,7 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         write_corpus(text, tokens)
         plan = Corpus([TextFile(text)], Encoder(model.tokenizer, 1023), Unit("line"), "en", 1 << 18, tokens)
         seconds: dict[str, float] = {"bare trunk": 0.0}
+        shorter: dict[str, float] = {}
         collectors = {
             f"ffmem, stats {stats}": {
                 layer: LayerCollector(layer, cells, t=T, distinct="text", negative=False, stats=stats, device=model.device)
@@ -128,9 +131,12 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         done = 0
         spread: list[float] = []
         for shard in plan.shards():
-            for batch in shard.batches(4096, 0):
+            for number, batch in enumerate(shard.batches(4096, 0)):
                 if not done:
                     bare(model, batch)  # the first forward warms up
+                if number % EVERY == 0:
+                    clock(shorter, "whole", lambda batch=batch: bare(model, batch))
+                    clock(shorter, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch))
                 before = dict(seconds)
                 clock(seconds, "bare trunk", lambda batch=batch: bare(model, batch))
                 for name, found in collectors.items():
@@ -169,6 +175,7 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         "tokens": done,
         "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},
         "batch_quartiles": quartiles,
+        "shorter_trunk": round(shorter["shorter"] / shorter["whole"], 3),
     }
 
 
@@ -176,6 +183,12 @@ def bare(model: MemoryModel, batch: Batch) -> None:
     """Through the last block; no hooks, no vocabulary projection."""
     with torch.inference_mode():
         model.model.base_model(input_ids=torch.from_numpy(batch.ids), use_cache=False)
+
+
+def to_the_last_coefficients(model: MemoryModel, batch: Batch) -> None:
+    """The trunk up to where ffmem stops, with hooks that look at nothing."""
+    with model.reading(lambda *_: None) as forward:
+        forward(torch.from_numpy(batch.ids))
 
 
 def clock(seconds: dict[str, float], name: str, work: Callable[[], object]) -> None:
@@ -206,6 +219,17 @@ def memory_of(tokens: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def processor() -> str:
+    """The name of the CPU, where the system tells it."""
+    known = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":")[1].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
+        if known.exists()
+        else []
+    )
+    return names[0] if names else platform.machine()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, help="tokens of the corpus")
@@ -225,7 +249,7 @@ def main() -> None:
     else:
         name, result = "short", compare(12, arguments.tokens or 100_000, only_ffmem=False)
     result["date"] = datetime.now(UTC).date().isoformat()
-    result["machine"] = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    result["machine"] = f"{processor()}, {torch.get_num_threads()} cores used, torch {torch.__version__}"
     print(json.dumps(result, indent=2))
     if arguments.out:
         known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}

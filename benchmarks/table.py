@@ -1,4 +1,4 @@
-"""The measured numbers as the table that docs/benchmark.md shows: `python -m benchmarks.table` prints it."""
+"""The measured numbers as the table that docs/benchmark.md shows: `python -m benchmarks.table` writes it there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+BEGIN, END = "<!-- measured -->", "<!-- end -->"
 MEASURED = Path(__file__).parents[1] / "docs" / "benchmark.json"
 
 
@@ -19,6 +20,9 @@ def table() -> str:
         *(f"| {name} | {ratio} | {long['ratios'].get(name, '')} |" for name, ratio in short["ratios"].items()),
         "",
         f"Quartiles over batches of ffmem with sampled statistics: {_list(short)} and {_list(long)}.",
+        "",
+        f"A trunk that ends at the last layer's coefficients, as ffmem's pass does, takes {short['shorter_trunk']} and "
+        f"{long['shorter_trunk']} of the bare one: divide by these to compare equal work.",
         "",
         f"Peak memory of a whole run over {' and '.join(f'{int(size):,}' for size in memory['peak_bytes'])} tokens: "
         f"{' and '.join(f'{size / 1e6:,.0f} MB' for size in memory['peak_bytes'].values())}, a ratio of {memory['ratio']}.",
@@ -36,5 +40,13 @@ def _list(result: dict[str, Any]) -> str:
     return ", ".join(map(str, result["batch_quartiles"]))
 
 
+def write_page() -> None:
+    """Put the table between the markers of docs/benchmark.md."""
+    page = MEASURED.with_suffix(".md")
+    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", "utf-8")
+
+
 if __name__ == "__main__":
-    print(table())
+    write_page()

@@ -35,8 +35,17 @@ class Reporter:
             self._show(fraction, note)
         elif now - self.last >= PLAIN_EVERY:
             self.last = now
-            share = f"{fraction:.0%} " if fraction is not None else ""
-            print(f"{self.what}: {share}{note}", file=sys.stderr, flush=True)
+            print(f"{self.what}: {self._share(fraction, now)}{note}", file=sys.stderr, flush=True)
+
+    def _share(self, fraction: float | None, now: float) -> str:
+        if not fraction:
+            return ""
+        left = (now - self.began) * (1 - fraction) / fraction
+        return (
+            f"{fraction:.0%}, about {left / 60:.0f} min left, "
+            if left >= 90
+            else f"{fraction:.0%}, about {left:.0f} s left, "
+        )
 
     def _show(self, fraction: float | None, note: str) -> None:
         if self._bar is None:

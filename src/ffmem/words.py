@@ -58,7 +58,7 @@ class Cell:
         """
         if isinstance(name, Cell):
             return name
-        text = name.strip()
+        text = str(name).strip()
         if match := _SHORT.fullmatch(text):
             layer, index = int(match["layer"]), int(match["index"])
         elif match := _PATH.fullmatch(text):
@@ -112,7 +112,7 @@ class Trigger:
         }
 
 
-def parse_layers(text: str | Iterable[int] | None, count: int) -> list[int]:
+def parse_layers(text: str | int | Iterable[int] | None, count: int) -> list[int]:
     """Layers from 1, sorted, from `1-4,16`, a list of numbers, or None for all.
 
     >>> parse_layers("1-3,5", 6)
@@ -131,7 +131,7 @@ def parse_layers(text: str | Iterable[int] | None, count: int) -> list[int]:
                 raise FfmemError(f"expected layers from 1 to {count}, found {part.strip()!r}, which runs backwards")
             layers.update(range(first, last + 1))
     else:
-        layers.update(text)
+        layers.update([text] if isinstance(text, int) else text)
     outside = sorted(layer for layer in layers if not 1 <= layer <= count)
     if outside or not layers:
         found = f"layer {outside[0]}" if outside else f"none in {text!r}"

@@ -149,16 +149,27 @@ def show(
     run: Run,
     cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as `L3D17`: layer from 1, cell from 0.")],
     as_json: AsJson = False,
+    model: OtherModel = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
 ) -> None:
-    """Show a cell: its triggers, what its value promotes and suppresses, its statistics."""
+    """Show a cell: its triggers, what its value promotes and suppresses, its statistics.
+
+    What values say is read from the run; before `ffmem values`, it is computed if the model is given.
+    """
     from ffmem.index.reader import open_index
 
-    view = open_index(run)[cell]
+    opened = open_index(run)
+    view = opened[cell]
+    if model is not None and not opened.has_values:
+        from ffmem.index.values import model_of
+
+        view = open_index(run, model=model_of(opened, model, device=device, dtype=dtype))[cell]
     if as_json:
         print(json.dumps(show_json(view), ensure_ascii=False, indent=2))
         return
     print(view)
-    if not view.index.has_values:
+    if not view.index.has_values and view.index.model is None:
         _note(False, f"to see what its value says: ffmem values {run}")
 
 
@@ -239,6 +250,6 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; an `FfmemError` is one line on standard error and exit code 1."""
     try:
         return app(args=arguments, prog_name="ffmem")
-    except FfmemError as error:
+    except (FfmemError, OSError) as error:
         print(f"ffmem: error: {error}", file=sys.stderr)
         sys.exit(1)

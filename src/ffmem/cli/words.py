@@ -23,15 +23,16 @@ def gigabytes(size: int) -> str:
 def show_json(view: CellView) -> dict[str, Any]:
     """A cell as `ffmem show --json` prints it; what the run does not hold is null."""
     stats = view.index.manifest["settings"]["stats"] != "off"
-    values = view.index.has_values
+    values = view.index.has_values or view.index.model is not None
+    shown = min(10, view.value.kept) if values else 0
     return {
         "cell": view.name,
         "layer": view.cell.layer,
         "index": view.cell.index,
         "triggers": [trigger.as_dict() for trigger in (*view.triggers, *view.negative_triggers)],
         "value": {
-            "promoted": [vars(said) for said in view.value.top(10)],
-            "suppressed": [vars(said) for said in view.value.bottom(10)],
+            "promoted": [vars(said) for said in view.value.top(shown)],
+            "suppressed": [vars(said) for said in view.value.bottom(shown)],
             "max_probability": view.value.max_probability,
             "norm": view.value.norm,
         }

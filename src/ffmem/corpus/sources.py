@@ -254,9 +254,17 @@ def open_sources(corpus: object, *, column: str = "text") -> list[Source]:
         return [open_source(corpus, column=column)]
     if isinstance(corpus, (list, tuple)) and corpus and all(isinstance(part, (Path, Source)) for part in corpus):
         return [open_source(part, column=column) for part in corpus]
+    if isinstance(corpus, (list, tuple)) and _are_files(corpus):
+        raise CorpusError(f"strings in a list are texts, but {corpus[0]} is a file: give files as Path(...)")
     if isinstance(corpus, Iterable):
         return [Texts(corpus, column)]
     raise CorpusError(f"expected a path, a hf: name or an iterable of strings as the corpus, found {type(corpus).__name__}")
+
+
+def _are_files(texts: Sequence[Any]) -> bool:
+    """Whether strings look like names of files that exist, rather than texts."""
+    short = 0 < len(texts) <= 100 and all(isinstance(text, str) and 0 < len(text) < 256 for text in texts)
+    return short and all("\0" not in text and Path(text).is_file() for text in texts)
 
 
 def open_source(spec: str | Path | Source, *, column: str = "text") -> Source:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +23,13 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.index import checkpoint
 from ffmem.index.collect import LayerCollector, read_shard
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
-from ffmem.index.folder import RunFolder
+from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, RunFolder
 from ffmem.index.reader import Index, open_index
 from ffmem.index.statistics import SAMPLE
 from ffmem.index.tables import (
-    CELLS,
-    FILES,
     SENTENCE_SCHEMA,
-    SENTENCES,
     TOKEN_SCHEMA,
-    TOKENS,
     TRIGGER_SCHEMA,
-    TRIGGERS,
     cell_batches,
     cell_schema,
     referenced_sentences,
@@ -83,8 +81,8 @@ def build_index(
     _choice("distinct", distinct, DISTINCT)
     _choice("negative", negative, ("auto", "on", "off"))
     _choice("stats", stats, ("auto", "full", "sample", "off"))
-    if not 1 <= top <= 10_000:
-        raise FfmemError(f"expected top from 1 to 10,000, found {top}")
+    if not isinstance(top, int) or not 1 <= top <= 10_000:
+        raise FfmemError(f"expected top from 1 to 10,000, found {top!r}")
     if limit_tokens is not None and limit_tokens < 1:
         raise FfmemError(f"expected limit-tokens of at least 1, found {limit_tokens}")
     parsed = Unit.parse(unit)
@@ -104,13 +102,15 @@ def build_index(
         "language": language,
         "column": column,
     }
-    context = min(loaded.context, 1 << POSITION_BITS) - int(wanted["bos"])
+    context = min(loaded.context - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
+    if parsed.tokens > context:
+        raise FfmemError(f"expected windows of at most {context:,} tokens, the model's context, found {parsed}")
     encoder = Encoder(loaded.tokenizer, min(context, parsed.tokens or context))
     plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens)
     folder = RunFolder(out)
     with folder.locked():
         if overwrite or not checkpoint.worth_keeping(folder):
-            folder.remove()
+            folder.clear()
         manifest = folder.manifest()
         resolved = (
             _resolved(wanted, plan, loaded) if manifest is None else _agreed(folder, manifest, wanted, loaded, sources)
@@ -133,9 +133,10 @@ def build_index(
                 "tokenizer": {"hash": tokenizer_hash(loaded.tokenizer)},
                 "corpus": {"sources": [source.name for source in sources]},
                 "settings": resolved,
-                "environment": _environment(),
+                "settings_hash": hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest(),
+                "environment": _environment(loaded),
             }
-            folder.create(manifest)
+            folder.write_manifest(manifest)
         run = _Run(folder, manifest, plan, loaded)
         with reporting("indexing", quiet=quiet) as reporter, threads(manifest["environment"]["threads"]):
             run.go(reporter, tokens)
@@ -179,15 +180,19 @@ class _Run:
     ) -> checkpoint.Done:
         if shard.last and not shard.first and not shard.sentences:
             raise CorpusError(_nothing_to_read(self.plan, shard.after))
-        padded, read = done.padded, done.progress.tokens
-        for batch in read_shard(
-            self.model, shard, self.collectors, batch_tokens=self.settings["batch_tokens"], bos=self.bos
-        ):
-            padded += batch.ids.size
-            read += batch.tokens
-            speed = (read - at_start) / max(1e-9, time.monotonic() - began)
-            share = min(1.0, read / tokens) if tokens else None
-            reporter.update(share, f"shard {shard.number + 1}, {read:,} tokens, {speed:,.0f} tokens/s")
+        padded, read, size = done.padded, done.progress.tokens, self.settings["batch_tokens"]
+        try:
+            for batch in read_shard(self.model, shard, self.collectors, batch_tokens=size, bos=self.bos):
+                padded += batch.ids.size
+                read += batch.tokens
+                speed = (read - at_start) / max(1e-9, time.monotonic() - began)
+                share = min(1.0, read / tokens) if tokens else shard.fraction
+                reporter.update(share, f"shard {shard.number + 1}, {read:,} tokens, {speed:,.0f} tokens/s")
+        except torch.OutOfMemoryError as error:
+            raise FfmemError(
+                f"{self.model.device} is out of memory with batches of {size:,} tokens: start over with a smaller "
+                "--batch-tokens (and --overwrite)"
+            ) from error
         after = checkpoint.Done(shard.number + 1, shard.after, padded, shard.last)
         checkpoint.save(self.folder, self.collectors, shard, self.plan.encoder, after)
         return after
@@ -229,7 +234,7 @@ class _Run:
             "corpus": {**self.manifest["corpus"], "hash": progress.digest},
             "counts": counts,
             "skipped": skipped,
-            "files": self.folder.described(*FILES),
+            "files": self.folder.described(TRIGGERS, CELLS, SENTENCES, TOKENS),
         }
         self.folder.write_manifest(self.manifest)
         checkpoint.clear(self.folder)
@@ -266,11 +271,10 @@ def _agreed(
     check_same_model(folder.path, manifest, model)
     pairs = {name: (settings.get(name), value) for name, value in wanted.items() if value != "auto"}
     pairs["corpus"] = (manifest["corpus"]["sources"], [source.name for source in sources])
-    pairs["device"] = (manifest["model"]["device"], model.device.type)
-    pairs["dtype"] = (manifest["model"]["dtype"], _dtype_name(model))
     if manifest["state"] != "complete":
-        now = _environment()
-        pairs |= {name: (manifest["environment"][name], now[name]) for name in ("torch", "transformers", "ffmem")}
+        # The rest of the run must be computed as its beginning was; threads are set to what they were.
+        now = _environment(model)
+        pairs |= {name: (before, now.get(name)) for name, before in manifest["environment"].items() if name != "threads"}
     for name, (before, now) in pairs.items():
         if before != now:
             raise RunError(
@@ -294,8 +298,9 @@ def check_same_model(run: Path, manifest: dict[str, Any], model: MemoryModel) ->
 
 
 def _same_corpus(folder: RunFolder, manifest: dict[str, Any], plan: Corpus) -> None:
-    """A complete run asked for again must be of the same text."""
-    if manifest["settings"]["limit_tokens"] is None and plan.digest() != manifest["corpus"]["hash"]:
+    """A complete run asked for again must be of the same text: all of it, or as much as was read under a limit."""
+    limited = manifest["settings"]["limit_tokens"] is not None
+    if plan.digest(manifest["counts"]["records"] if limited else None) != manifest["corpus"]["hash"]:
         raise RunError(f"{folder.path} is complete, but the corpus has changed since: use --overwrite or another folder")
 
 
@@ -310,6 +315,7 @@ def _nothing_to_read(plan: Corpus, after: Any) -> str:
 def _model_facts(model: MemoryModel) -> dict[str, Any]:
     return {
         "name": model.name,
+        "in_memory": model.in_memory,
         "revision": model.revision,
         "hash": model.fingerprint(),
         "architecture": type(model.model).__name__,
@@ -331,14 +337,19 @@ def _dtype_name(model: MemoryModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def _environment() -> dict[str, Any]:
-    import transformers
-
+def _environment(model: MemoryModel) -> dict[str, Any]:
+    """All that the last digits of a coefficient, or the cutting of the text, may depend on."""
+    packages = ("numpy", "pyarrow", "sentencex", "tokenizers", "torch", "transformers")
+    cuda = model.device.type == "cuda"
     return {
         "ffmem": ffmem.__version__,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: metadata.version(name) for name in packages},
+        "device": model.device.type,
+        "device_name": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
+        "dtype": _dtype_name(model),
+        "attention": str(getattr(model.model.config, "_attn_implementation", None)),
+        "float32_matmul": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
     }
 

@@ -76,16 +76,21 @@ def load(folder: RunFolder, collectors: dict[int, LayerCollector]) -> Done:
 
 
 def kept_sentences(folder: RunFolder, shards: int, numbers: Int[np.ndarray, " n"]) -> Iterator[pa.RecordBatch]:
-    """The sentences with these numbers, shard by shard."""
+    """The sentences with these numbers, shard by shard; all of them, or an error."""
+    found = 0
     for shard in range(shards):
         path: Path = folder / _sentences_file(shard)
         try:
             with pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
                 wanted = np.isin(table.column("sentence").to_numpy(), numbers, assume_unique=True)
+                found += int(wanted.sum())
                 yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path}: missing or damaged, the run cannot be finished; start over with --overwrite") from error
+
+    if found != len(numbers):
+        raise RunError(f"{folder.work}: {len(numbers) - found:,} sentences are missing; start over with --overwrite")
 
 
 def clear(folder: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +27,7 @@ class DeviceBatch:
         self.sentences = torch.from_numpy(batch.sentences).to(device)
         self.keys = torch.from_numpy(batch.keys).to(device)
 
+    @cached_property
     def sample(self) -> Int[Tensor, "2 n"]:
         """Rows and columns of the tokens whose sentence + position is a multiple of `SAMPLE`."""
         positions = torch.arange(1, int(self.lengths.max()) + 1, device=self.lengths.device)
@@ -50,17 +52,17 @@ class LayerCollector:
         """Take one batch's coefficients; what stands before the first token is not looked at."""
         m = m[:, batch.start :]
         high = extreme(m, batch.lengths, batch.shortest, largest=True)
-        if not torch.isfinite(high).all():
+        low = extreme(m, batch.lengths, batch.shortest, largest=False) if self.shard or "-" in self.top else None
+        if not torch.isfinite(high).all() or not (low is None or torch.isfinite(low).all()):
             raise ModelError(
                 f"layer {self.layer} gives coefficients that are not finite in {m.dtype} (in sentence "
                 f"{batch.first_sentence} or one of its batch): try --dtype float32 or bfloat16"
             )
-        low = extreme(m, batch.lengths, batch.shortest, largest=False) if self.shard or "-" in self.top else None
         for sign, top in self.top.items():
             self._offer(top, m, high if sign == "+" else -low, batch, negative=sign == "-")  # type: ignore[operator]
         if self.shard:
             assert low is not None
-            chosen = batch.sample() if self.stats == "sample" else None
+            chosen = batch.sample if self.stats == "sample" else None
             self.shard.add(m, high=high, low=low, lengths=batch.lengths, shortest=batch.shortest, chosen=chosen)
 
     def _offer(self, top: TopTriggers, m: Tensor, best: Tensor, batch: DeviceBatch, *, negative: bool) -> None:

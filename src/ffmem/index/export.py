@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import sys
@@ -93,7 +94,7 @@ def export(run: str | Path | Index, table: str, *, format: str = "jsonl", out: s
         if format == "parquet":
             _write_parquet(handle, rows, TRIGGER_ROWS if table == "triggers" else None)
         elif format == "csv":
-            _write_csv(handle, rows)
+            _write_csv(handle, rows, TRIGGER_ROWS.names if table == "triggers" else None)
         else:
             for row in rows:
                 handle.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
@@ -118,11 +119,12 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def _write_csv(handle: IO[bytes], rows: Iterable[Row]) -> None:
-    import io
-
+def _write_csv(handle: IO[bytes], rows: Iterable[Row], names: list[str] | None) -> None:
     text = io.TextIOWrapper(handle, "utf-8", newline="", write_through=True)
     writer: csv.DictWriter[str] | None = None
+    if names is not None:
+        writer = csv.DictWriter(text, names)
+        writer.writeheader()
     for row in rows:
         if writer is None:
             writer = csv.DictWriter(text, list(row))
@@ -132,7 +134,7 @@ def _write_csv(handle: IO[bytes], rows: Iterable[Row]) -> None:
 
 
 def _write_parquet(handle: IO[bytes], rows: Iterable[Row], schema: pa.Schema | None) -> None:
-    writer: pq.ParquetWriter | None = None
+    writer = pq.ParquetWriter(handle, schema) if schema is not None else None
     for group in _grouped(rows):
         batch = pa.RecordBatch.from_pylist(group, schema=schema)
         if writer is None:

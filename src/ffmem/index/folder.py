@@ -16,6 +16,12 @@ from ffmem.words import RunError
 
 FORMAT = 1
 MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
+TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
+    f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
+)
+TABLES = (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES)
+"""Every name that a run may hold; the manifest goes last when a run is deleted."""
+REQUIRED = {"state", "model", "tokenizer", "corpus", "settings", "environment"}
 
 _verified: dict[Path, tuple[int, int, int, str]] = {}
 """Files whose hash this process has checked: inode, size, time of change, hash."""
@@ -37,14 +43,17 @@ class RunFolder:
         try:
             manifest = json.loads(file.read_text("utf-8"))
             version = manifest["format"]
+            seal = manifest.pop("hash", None)
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
             raise RunError(f"expected a run folder, found a file at {self.path}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise RunError(f"{file}: damaged, not an ffmem manifest ({error})") from error
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{file}: damaged, not an ffmem manifest ({error}); start over with --overwrite") from error
         if version != FORMAT:
             raise RunError(f"{file}: expected format {FORMAT}, found {version}; read it with the ffmem that wrote it")
+        if seal != _seal(manifest) or not manifest.keys() >= REQUIRED:
+            raise RunError(f"{file}: altered since it was written (its hash differs); start over with --overwrite")
         return manifest
 
     def complete(self) -> dict[str, Any]:
@@ -73,15 +82,27 @@ class RunFolder:
                 raise RunError(f"{file}: altered since it was written (its hash differs); build the run again (--overwrite)")
             _verified[file] = mark
 
-    def create(self, manifest: dict[str, Any]) -> None:
-        """Start a run here; a folder that holds anything else is left alone."""
-        if self.path.is_dir() and any(self.path.iterdir()):
+    def _parts(self) -> list[Path]:
+        """What of a run lies here, whole or half written, the manifest last."""
+        names = [*TABLES, LOG, MANIFEST]
+        files = [self.path / f"{name}{ending}" for name in names for ending in (".tmp", "")]
+        return [path for path in (self.work, *files) if path.exists()]
+
+    def clear(self) -> None:
+        """Delete the run, and nothing that is not part of it; a folder that was never a run is left alone."""
+        parts = self._parts()
+        foreign = set(self.path.iterdir()) - set(parts) if self.path.is_dir() else set()
+        if foreign and not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path} exists and is not an ffmem run: choose another folder")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write_manifest(manifest)
+        for path in parts:
+            if path == self.work:
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        text = json.dumps({"format": FORMAT, **manifest}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+        whole = {**manifest, "format": FORMAT}
+        text = json.dumps({**whole, "hash": _seal(whole)}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
         with self.writing(MANIFEST) as temporary:
             temporary.write_text(text, "utf-8")
 
@@ -107,15 +128,6 @@ class RunFolder:
             files[name] = {"bytes": file.stat().st_size, "sha256": file_hash(file)}
         return files
 
-    def remove(self) -> None:
-        """Delete the run, and nothing that is not part of it."""
-        manifest = self.manifest()
-        if manifest is None:
-            return
-        for name in [*manifest.get("files", {}), LOG, MANIFEST]:
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.work, ignore_errors=True)
-
     def log(self, event: str, **facts: Any) -> None:
         """Note times and other things that differ from run to run."""
         with (self.path / LOG).open("a", encoding="utf-8") as handle:
@@ -139,16 +151,23 @@ class RunFolder:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise RunError(
                     f"{self.path}: another process is writing this run; wait for it or choose another folder"
                 ) from error
+            except OSError:
+                pass  # a file system without locks
             yield
         finally:
             os.close(handle)
 
     def disk_use(self) -> int:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    """The hash of a manifest, which it carries itself."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:

@@ -54,11 +54,12 @@ def value_page(value: Value) -> str:
     def side(said: list[Any]) -> str:
         return " ".join(f"<code>{escape(shown_token(s.token))}</code>&nbsp;{s.probability:.2g}" for s in said)
 
-    return _rows([["<b>promotes</b>", side(value.top(SHOWN))], ["<b>suppresses</b>", side(value.bottom(SHOWN))]])
+    shown = min(SHOWN, value.kept)
+    return _rows([["<b>promotes</b>", side(value.top(shown))], ["<b>suppresses</b>", side(value.bottom(shown))]])
 
 
 def statistics_page(stats: CellStatistics) -> str:
-    return _facts({name: f"{number:.4g}" for name, number in stats.as_dict().items()})
+    return _facts({name: "not measured" if x is None else f"{x:.4g}" for name, x in stats.as_dict().items()})
 
 
 def cell_page(view: CellView) -> str:
@@ -92,7 +93,8 @@ def cell_text(view: CellView) -> str:
     """A cell for a terminal: value, statistics in a line, triggers."""
     lines = [f"{view.name} of {view.index.manifest['model']['name']}"]
     if view.index.has_values or view.index.model is not None:
-        for name, said in (("promotes", view.value.top(SHOWN)), ("suppresses", view.value.bottom(SHOWN))):
+        shown = min(SHOWN, view.value.kept)
+        for name, said in (("promotes", view.value.top(shown)), ("suppresses", view.value.bottom(shown))):
             lines.append(f"  {name:<11}" + "  ".join(f"{shown_token(s.token)} {s.probability:.2g}" for s in said))
     if view.index.manifest["settings"]["stats"] != "off":
         stats = view.stats

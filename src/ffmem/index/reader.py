@@ -13,14 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from ffmem.index import pages
-from ffmem.index.folder import RunFolder
-from ffmem.index.histogram import quantile
+from ffmem.index.folder import VALUES, RunFolder
+from ffmem.index.histogram import middle, quantile
 from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
 
 if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
-
-VALUES = "values.arrow"
 
 
 def open_index(run: str | Path, *, model: MemoryModel | None = None) -> Index:
@@ -102,8 +100,15 @@ class Index:
 
     def sentences(self, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Rows of the table of sentences, each read once."""
-        wanted = sorted(set(rows))
-        return dict(zip(wanted, self._tables("sentences.arrow").take(wanted).to_pylist(), strict=True)) if wanted else {}
+        wanted = np.unique(np.fromiter(rows, np.int64))
+        batches = self._tables("sentences.arrow").to_batches()
+        begins = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        found: dict[int, dict[str, Any]] = {}
+        # A take over all batches would copy the whole table.
+        for at in np.unique(np.searchsorted(begins, wanted, side="right") - 1).tolist():
+            here = wanted[(wanted >= begins[at]) & (wanted < begins[at + 1])]
+            found |= zip(here.tolist(), batches[at].take(pa.array(here - begins[at])).to_pylist(), strict=True)
+        return found
 
     def triggers(self, first: CellView, count: int) -> Iterator[Trigger]:
         """The triggers of `count` cells from this one on: positive before negative, by rank."""
@@ -207,9 +212,19 @@ class CellStatistics:
     measured: int
 
     @property
+    def firings(self) -> int:
+        """The number of tokens with a coefficient above 0."""
+        return self.facts["active"]
+
+    @property
     def active(self) -> float:
         """The share of tokens with a coefficient above 0."""
-        return self.facts["active"] / max(1, self.tokens)
+        return self.firings / max(1, self.tokens)
+
+    @property
+    def histogram(self) -> list[tuple[float, int]]:
+        """The middle of every bin in use and how many measured tokens fell into it, in ascending order."""
+        return list(zip(middle(np.array(self.facts["bins"], int)).tolist(), self.facts["counts"], strict=True))
 
     @property
     def maximum(self) -> float:
@@ -221,23 +236,26 @@ class CellStatistics:
 
     @property
     def mean(self) -> float:
-        return self.facts["mean"]
+        return self.facts["mean"] if self.measured else float("nan")
 
     @property
     def variance(self) -> float:
-        return self.facts["variance"]
+        return self.facts["variance"] if self.measured else float("nan")
 
     def quantile(self, q: float) -> float:
         """The q-quantile (0 to 1), within 5%."""
         if not 0 <= q <= 1:
             raise ValueError(f"expected a quantile from 0 to 1, found {q}")
-        found = quantile(np.array(self.facts["bins"]), np.array(self.facts["counts"]), q)
+        found = quantile(np.array(self.facts["bins"], int), np.array(self.facts["counts"], int), q)
         return float(np.clip(found, self.minimum, self.maximum))
 
-    def as_dict(self) -> dict[str, float]:
-        names = ("active", "maximum", "minimum", "mean", "variance")
-        quantiles = {f"q{q:g}": self.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)}
-        return {**{name: getattr(self, name) for name in names}, **quantiles, "measured_tokens": self.measured}
+    def as_dict(self) -> dict[str, int | float | None]:
+        """For JSON: what was not measured is None."""
+        names = ("firings", "active", "maximum", "minimum", "mean", "variance")
+        found = {name: getattr(self, name) for name in names} | {
+            f"q{q:g}": self.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)
+        }
+        return {name: None if np.isnan(x) else x for name, x in found.items()} | {"measured_tokens": self.measured}
 
     def _repr_html_(self) -> str:
         return pages.statistics_page(self)
@@ -267,13 +285,22 @@ class Value:
         return self._said("suppressed", k)
 
     @property
+    def kept(self) -> int:
+        """How many tokens are known on each side."""
+        return len(self._row["promoted"])
+
+    @property
     def max_probability(self) -> float:
         return self.top(1)[0].probability
 
     @property
     def norm(self) -> float:
         """The length of the value vector."""
-        return self._stored["norm"] if self.cell.index.has_values else self._live["norm"]
+        return self._row["norm"]
+
+    @property
+    def _row(self) -> dict[str, Any]:
+        return self._stored if self.cell.index.has_values else self._live
 
     @cached_property
     def _stored(self) -> dict[str, Any]:
@@ -291,8 +318,7 @@ class Value:
         return project(model, model.values(cell.layer)[cell.index][None], k=100).to_pylist()[0]
 
     def _said(self, side: str, k: int) -> list[Said]:
-        row = self._stored if self.cell.index.has_values else self._live
-        ids, log_probs = row[side], row[f"{side}_log_prob"]
+        ids, log_probs = self._row[side], self._row[f"{side}_log_prob"]
         if k > len(ids):
             raise RunError(
                 f"expected at most the {len(ids)} tokens stored for each value, found {k}: use ffmem values --top {k}"

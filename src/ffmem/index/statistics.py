@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.index.histogram import BINS, LOWEST, PER_OCTAVE, SIDE, ZERO
+from ffmem.words import FfmemError
 
 Stats = Literal["full", "sample", "off"]
 SAMPLE = 16
@@ -70,6 +71,8 @@ class Statistics:
 
     def merge(self, other: Statistics) -> None:
         """Take in the statistics of later tokens."""
+        if int(self.measured) + int(other.measured) > torch.iinfo(torch.int32).max:
+            raise FfmemError("more tokens were measured than a histogram's bins can count: use --stats sample")
         self.maximum = torch.maximum(self.maximum, other.maximum)
         self.minimum = torch.minimum(self.minimum, other.minimum)
         for name in ("active", "sum", "squares", "histogram", "measured"):

@@ -16,9 +16,6 @@ from ffmem.index.collect import LayerCollector
 from ffmem.index.statistics import Statistics
 from ffmem.index.top import TopTriggers, position_of, sentence_of
 
-TRIGGERS, CELLS, SENTENCES, TOKENS = "triggers.arrow", "cells.arrow", "sentences.arrow", "tokens.arrow"
-FILES = (TRIGGERS, CELLS, SENTENCES, TOKENS)
-
 TRIGGER_SCHEMA = pa.schema(
     [
         ("coefficient", pa.float32()),

@@ -15,6 +15,8 @@ POSITION_BITS = 20
 EMPTY = torch.iinfo(torch.int64).max
 GATHER = 1 << 22
 """Coefficients gathered at a time to find where in its row a survivor stands."""
+CANDIDATES = 1 << 23
+"""Hits that are looked at together: the first batches, without thresholds, offer very many."""
 DENSE = 12
 """Where more than one in so many pass, looking at every row is cheaper than gathering."""
 
@@ -97,6 +99,12 @@ class TopTriggers:
         if late.any():
             late &= hits.place > self.place[:, -1][hits.cell]
             hits = hits[~late]
+        if self.distinct != "none" and len(hits) * self.t <= GATHER // 4:
+            # "The" opens very many sentences: a prefix that is held already would pass again and again.
+            held = (self.key[hits.cell] == hits.key[:, None]).all(-1)
+            better = self.coefficient[hits.cell] - hits.coefficient[:, None]
+            earlier = self.place[hits.cell] <= hits.place[:, None]
+            hits = hits[~(held & ((better > 0) | ((better == 0) & earlier))).any(1)]
         if len(hits):
             self._waiting.append(hits)
             self._count += len(hits)
@@ -160,11 +168,10 @@ def best_of_rows(
     `m` starts at the first token; `best` is its maximum over each row's tokens, or that of -m for negatives.
     """
     rows, cells = top.passes(best)
-    if not len(rows):
-        return
-    column = _first_column(m, rows, cells, lengths, shortest, negative)
-    key = keys[rows, column] if top.distinct == "text" else keys[rows, lengths[rows] - 1]
-    top.add(Hits(cells, best[rows, cells], place_of(sentences[rows], column + 1), key))
+    for row, cell in zip(rows.split(CANDIDATES), cells.split(CANDIDATES), strict=True):
+        column = _first_column(m, row, cell, lengths, shortest, negative)
+        key = keys[row, column] if top.distinct == "text" else keys[row, lengths[row] - 1]
+        top.add(Hits(cell, best[row, cell], place_of(sentences[row], column + 1), key))
 
 
 def _first_column(
@@ -211,12 +218,12 @@ def every_prefix(
     columns = torch.arange(m.shape[1], device=m.device)
     row, column = (columns < lengths[:, None]).nonzero(as_tuple=True)
     flat = -m[row, column] if negative else m[row, column]
+    bound = top.threshold.to(flat.dtype)
     if not top.full and len(flat) > top.t:
-        # No threshold yet: the batch's own t-th best is one, since every prefix counts.
-        bound = flat.topk(top.t, dim=0).values[-1]
-        which, cells = ((flat >= bound) & (flat > 0)).nonzero(as_tuple=True)
-    else:
-        which, cells = top.passes(flat)
+        # Where there is no threshold yet, the batch's own t-th best is one, since every prefix counts.
+        unfilled = (bound == 0).nonzero().squeeze(1)
+        bound = bound.index_copy(0, unfilled, flat[:, unfilled].topk(top.t, dim=0).values[-1])
+    which, cells = ((flat >= bound) & (flat > 0)).nonzero(as_tuple=True)
     place = place_of(sentences[row], column + 1)[which]
     none = torch.zeros(len(which), 2, dtype=torch.int64, device=m.device)
     top.add(Hits(cells, flat[which, cells], place, none))

@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.index.build import check_same_model
-from ffmem.index.reader import VALUES, Index, open_index
+from ffmem.index.folder import VALUES
+from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import write_table
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.words import FfmemError
+from ffmem.words import FfmemError, RunError
 
 CHUNK = 1024
 """Cells projected between two reports."""
@@ -67,6 +68,8 @@ def model_of(index: Index, model: MemoryModel | Any = None, **load: Any) -> Memo
     facts = index.manifest["model"]
     if model is None and index.model is not None:
         return index.model
+    if model is None and facts["in_memory"]:
+        raise RunError(f"{index.path} was made with a {facts['architecture']} in memory: give that model (--model)")
     if model is None:
         load = {"revision": facts["revision"]} | load
     loaded = load_model(facts["name"] if model is None else model, **load)

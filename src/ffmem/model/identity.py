@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import nn
 
 CHUNK = 1 << 24
 
 
-def model_hash(model: nn.Module) -> str:
-    """A hash of every weight: names, shapes, dtypes and bytes. Tied weights count once."""
+VOLATILE = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+"""Parts of a config that say nothing about what a model computes."""
+
+
+def model_hash(model: Any) -> str:
+    """A hash of the config and of every weight: names, shapes, dtypes and bytes. Tied weights count once."""
     tensors = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if buffer.numel() > 1}
     keep = set(model.state_dict())
 
@@ -28,7 +31,18 @@ def model_hash(model: nn.Module) -> str:
 
     with ThreadPoolExecutor(4) as pool:
         parts = pool.map(digest, sorted((name, tensor) for name, tensor in tensors.items() if name in keep))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        return hashlib.sha256(_config(model.config) + b"".join(parts)).hexdigest()
+
+
+def _config(config: Any) -> bytes:
+    """What a config says of the computation, in a form that survives saving and loading."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): clean(part) for key, part in sorted(value.items(), key=str) if key not in VOLATILE}
+        return [clean(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return json.dumps(clean(config.to_dict()), sort_keys=True, default=str).encode()
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ def load_model(
     checkpoint's own on a GPU. A model in memory stays where and as it is, in eval mode; no weight is ever changed.
     """
     if isinstance(source, MemoryModel):
+        _refuse_other(source, device, dtype)
         return source
     in_memory = not isinstance(source, (str, Path))
     if in_memory:
@@ -62,7 +63,8 @@ def load_model(
     keep = in_memory and device == "auto"
     target = model.device if device_map or keep else _device(device)
     wanted = model.dtype if in_memory and dtype == "auto" else _dtype(dtype, target, model.dtype)
-    fingerprint = cache(lambda: model_hash(model))
+    # A caller may change a model in memory between two calls; one that was loaded here is ours.
+    fingerprint = partial(model_hash, model) if in_memory else cache(partial(model_hash, model))
     if in_memory and (wanted != model.dtype or target.type != model.device.type):
         raise ModelError(
             f"{name} is in memory as {model.dtype} on {model.device.type} and is not changed there: "
@@ -81,6 +83,7 @@ def load_model(
         name=name,
         revision=revision,
         found_by_shape=row is None,
+        in_memory=in_memory,
         fingerprint=fingerprint,
     )
     refuse_unless_sound(loaded)
@@ -136,6 +139,14 @@ def _from_pretrained(name: str, revision: str | None, device_map: str | None) ->
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ModelError(f"{name}: expected a tokenizer beside the weights, found one without words; add its files")
     return model, tokenizer
+
+
+def _refuse_other(model: MemoryModel, device: str, dtype: str) -> None:
+    """A model that is loaded stays as it is: an error where something else is asked for."""
+    if dtype != "auto" and _dtype(dtype, model.device, model.dtype) != model.dtype:
+        raise ModelError(f"{model.name} is loaded as {model.dtype}, found dtype {dtype!r}: load it so")
+    if device != "auto" and _device(device).type != model.device.type:
+        raise ModelError(f"{model.name} is loaded on {model.device}, found device {device!r}: load it there")
 
 
 def _refuse_unreadable(config: Any, name: str) -> None:

@@ -50,6 +50,8 @@ class MemoryModel:
     name: str
     revision: str | None = None
     found_by_shape: bool = False
+    in_memory: bool = False
+    """Whether a caller brought the model, so that it cannot be loaded again by its name."""
     fingerprint: Callable[[], str] = field(default=lambda: "", repr=False)
     """The hash of the weights as they were loaded, before any cast."""
 
