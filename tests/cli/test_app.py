@@ -62,6 +62,19 @@ def test_show_as_json_holds_the_same(run, capsys):
     assert found["stats"]["measured_tokens"] > 0
 
 
+def test_show_asks_the_model_itself_before_values_are_stored(gpt2_folder, text, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert call(capsys, "index", gpt2_folder, text, "-o", out, "-q")[0] == 0
+    code, page, note = call(capsys, "show", out, "L1D3")
+    assert "promotes" not in page
+    assert "ffmem values" in note
+    code, page, note = call(capsys, "show", out, "L1D3", "--model", gpt2_folder)
+    assert code == 0
+    assert "promotes" in page
+    assert call(capsys, "values", out, "--top", "3", "-q")[0] == 0
+    assert call(capsys, "show", out, "L1D3")[1].count("“") >= 6
+
+
 def test_info_tells_what_was_read_and_skipped(run, capsys):
     code, out, _ = call(capsys, "info", run)
     assert code == 0

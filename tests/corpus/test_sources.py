@@ -199,8 +199,10 @@ def test_iterables_of_strings_and_of_dicts_are_corpora(read):
     assert read([]) == ([], {})
 
 
-def test_texts_of_a_list_are_texts_even_where_they_look_like_paths(read, file):
-    assert read([str(file("a.txt", b"inside"))])[0][0].endswith("a.txt")
+def test_strings_in_a_list_are_texts_but_names_of_files_there_are_taken_for_a_mistake(read, file):
+    assert read(["a.txt", "some text"])[0] == ["a.txt", "some text"]
+    with pytest.raises(CorpusError, match=r"a.txt is a file: give files as Path"):
+        read([str(file("a.txt", b"inside"))])
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,9 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"negative": "yes"}, "negative auto, on or off"),
         ({"bos": "yes"}, "bos auto, on or off"),
         ({"batch_tokens": 0}, "batch-tokens auto or a number"),
+        ({"top": "5"}, "top from 1 to 10,000, found '5'"),
+        ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
+        ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
         ({"limit_tokens": 0}, "limit-tokens of at least 1"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
     ],
@@ -262,13 +265,88 @@ def test_a_run_is_not_mixed_with_another_model_corpus_or_setting(gpt2, llama, tm
     assert again.manifest["model"]["family"] == "llama"
 
 
-def test_overwrite_leaves_other_files_alone_and_refuses_a_foreign_folder(gpt2, tmp_path):
+def test_overwrite_builds_anew_and_leaves_other_files_alone(gpt2, tmp_path):
     out = tmp_path / "run"
     build_index(gpt2, ["the king ."], out=out, quiet=True)
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="not an ffmem run"):
-        build_index(gpt2, ["the queen ."], out=out, overwrite=True, quiet=True)
+    index = build_index(gpt2, ["the queen left ."], out=out, overwrite=True, quiet=True)
+    assert index.counts["tokens"] == 4
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_was_never_a_run_is_left_alone(gpt2, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match="exists and is not an ffmem run"):
+            build_index(gpt2, ["the king ."], out=tmp_path, overwrite=overwrite, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [["manifest.json.tmp"], ["work/state.safetensors.tmp"], ["sentences.arrow", "triggers.arrow.tmp"], ["values.arrow"]],
+)
+def test_what_a_kill_left_half_written_does_not_stand_in_the_way(gpt2, tmp_path, left):
+    (tmp_path / "run" / "work").mkdir(parents=True)
+    for name in left:
+        (tmp_path / "run" / name).write_text("half")
+    build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True)
+    assert len(open_index(tmp_path / "run")) == 384
+    assert not (tmp_path / "run" / "values.arrow").exists()
+
+
+def test_a_damaged_manifest_can_be_overwritten(gpt2, tmp_path):
+    build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(RunError, match="start over with --overwrite"):
+        build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    assert build_index(gpt2, ["the king ."], out=tmp_path, overwrite=True, quiet=True).counts["tokens"] == 3
+
+
+def test_a_model_that_changed_in_memory_is_noticed(tokenizer, tmp_path):
+    model = tiny_model("gpt2")
+    loaded = load_model(model, tokenizer=tokenizer)
+    build_index(loaded, ["the king ."], out=tmp_path / "run", quiet=True)
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.weight[0, 0] += 1
+    with pytest.raises(RunError, match="was made with model"):
+        build_index(loaded, ["the king ."], out=tmp_path / "run", quiet=True)
+
+
+def test_a_run_under_a_limit_is_of_the_text_it_read(gpt2, tmp_path):
+    options = {"out": tmp_path / "run", "limit_tokens": 3, "quiet": True}
+    build_index(gpt2, ["the king .", "the queen ."], **options)
+    build_index(gpt2, ["the king .", "the queen .", "more text that was never read"], **options)
+    with pytest.raises(RunError, match="the corpus has changed"):
+        build_index(gpt2, ["the war .", "the queen ."], **options)
+
+
+def test_negative_coefficients_must_be_finite_too(tokenizer, tmp_path):
+    model = tiny_model("llama")
+    loaded = load_model(model, tokenizer=tokenizer)
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda _, args: (args[0] - torch.inf,))
+    with pytest.raises(ModelError, match="layer 1 gives coefficients that are not finite"):
+        build_index(loaded, ["the king ."], out=tmp_path / "run", quiet=True)
+
+
+def test_triggers_find_their_sentences_in_a_run_of_many_shards(gpt2, tmp_path):
+    sentences = some_sentences(120, seed=8)
+    index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", shard_tokens=30, top=9, quiet=True)
+    assert index.counts["shards"] > 20
+    for view in list(index)[::29]:
+        for trigger in view.triggers:
+            words = sentences[trigger.sentence].split()
+            assert trigger.prefix == " ".join(words[: trigger.position])
+
+
+def test_statistics_of_nothing_are_null_not_nan(gpt2, tmp_path):
+    index = build_index(gpt2, iter(["the king ."]), out=tmp_path / "run", quiet=True)  # of unknown length: a sample
+    stats = index["L1D0"].stats
+    assert (stats.measured, stats.as_dict()["mean"], stats.as_dict()["q0.5"]) == (0, None, None)
+    assert stats.firings <= 3
+    assert "NaN" not in json.dumps(stats.as_dict())
 
 
 def test_only_one_writer_at_a_time(gpt2, tmp_path):

@@ -49,6 +49,14 @@ def test_a_damaged_manifest_is_named(run, text):
         open_index(run)
 
 
+def test_an_edited_manifest_is_noticed(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["counts"]["tokens"] += 1
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"manifest.json: altered since it was written"):
+        open_index(run)
+
+
 def test_another_format_is_refused(run):
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))

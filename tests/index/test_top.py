@@ -166,13 +166,32 @@ def test_a_tie_with_the_threshold_enters_only_if_it_comes_earlier():
     assert listed(top, 0) == [(1.0, 3, 1)]
 
 
-def test_dead_cells_do_not_make_every_batch_settle(monkeypatch):
-    settled = []
-    monkeypatch.setattr(TopTriggers, "settle", lambda self: settled.append(1))
-    top = TopTriggers(4, 50, "none")
-    for sentence in range(20):
-        every_prefix(top, torch.ones(1, 1, 4), lengths=torch.tensor([1]), sentences=torch.tensor([sentence]))
-    assert not settled
+def test_a_dead_cell_does_not_open_the_gate_for_the_others(monkeypatch):
+    offered = []
+    add = TopTriggers.add
+    monkeypatch.setattr(TopTriggers, "add", lambda self, hits: offered.append(len(hits)) or add(self, hits))
+    top = TopTriggers(64, 10, "none")
+    generator = torch.Generator().manual_seed(0)
+    for sentence in range(30):
+        m = torch.randn(1, 200, 64, generator=generator)
+        m[:, :, 5] = 0.0
+        every_prefix(top, m, lengths=torch.tensor([200]), sentences=torch.tensor([sentence]))
+    assert listed(top, 5) == []
+    assert offered[0] >= 63 * 10
+    assert sum(offered[-5:]) < offered[0]
+
+
+def test_a_prefix_that_is_held_does_not_wait_again(monkeypatch):
+    top = TopTriggers(1, 5, "text")
+    key = torch.from_numpy(prefix_keys(np.array([[7]])))
+    for sentence in range(10):
+        m = torch.ones(1, 1, 1)
+        one = torch.tensor([1])
+        best_of_rows(top, m, m[:, 0], lengths=one, shortest=1, sentences=torch.tensor([sentence]), keys=key)
+        waiting = sum(map(len, top._waiting))
+        top.settle()
+        assert waiting == (1 if sentence == 0 else 0)
+    assert listed(top, 0) == [(1.0, 0, 1)]
 
 
 def test_a_place_holds_sentence_and_position():

@@ -56,6 +56,11 @@ def test_a_run_of_some_layers_has_the_values_of_those(gpt2, tmp_path):
     assert stored.table("values").num_rows == 256
 
 
+def test_a_run_of_a_model_in_memory_asks_for_that_model(run):
+    with pytest.raises(RunError, match=r"was made with a GPT2LMHeadModel in memory: give that model"):
+        values(run, quiet=True)
+
+
 def test_a_run_without_values_says_how_to_add_them(run):
     with pytest.raises(RunError, match="add them with ffmem values"):
         open_index(run)["L1D0"].value.top(1)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from ffmem.model import identity
-from ffmem.model.identity import model_hash, tokenizer_hash
+from ffmem.model.identity import model_hash, tokenizer_hash, weights_hash
 from tests.tiny import tiny_model, word_tokenizer
 
 
@@ -35,14 +35,14 @@ def test_swapped_layers_dtypes_and_shapes_change_the_hash():
     halves = [copy.deepcopy(plain).to(dtype) for dtype in (torch.bfloat16, torch.float16)]  # the same bytes
     a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     others = [plain, wide, *halves, nn.Sequential(plain), nn.Sequential(a, b), nn.Sequential(b, a)]
-    assert len({model_hash(other) for other in others}) == len(others)
+    assert len({weights_hash(other) for other in others}) == len(others)
 
 
 def test_tied_weights_count_once():
     tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     alone = nn.Sequential(tied[0])
     tied[1].weight = tied[0].weight
-    assert model_hash(tied) == model_hash(alone)
+    assert weights_hash(tied) == weights_hash(alone)
 
 
 def test_buffers_that_are_stored_count_and_others_do_not():
@@ -51,8 +51,26 @@ def test_buffers_that_are_stored_count_and_others_do_not():
         module.register_buffer("table", torch.full((3,), value), persistent=persistent)
         return module
 
-    assert model_hash(build(1.0, True)) != model_hash(build(2.0, True))
-    assert model_hash(build(1.0, False)) == model_hash(build(2.0, False))
+    assert weights_hash(build(1.0, True)) != weights_hash(build(2.0, True))
+    assert weights_hash(build(1.0, False)) == weights_hash(build(2.0, False))
+
+
+@pytest.mark.parametrize(
+    "change", [{"activation_function": "relu"}, {"layer_norm_epsilon": 1e-3}, {"scale_attn_weights": False}]
+)
+def test_a_config_that_computes_something_else_changes_the_hash(change):
+    model = tiny_model("gpt2")
+    before = model_hash(model)
+    model.config.update(change)
+    assert model_hash(model) != before
+
+
+def test_where_a_model_lies_and_what_saved_it_do_not_change_its_hash(tmp_path):
+    model = tiny_model("gpt2")
+    model.save_pretrained(tmp_path / "a")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    loaded.config.transformers_version = "9.9"
+    assert model_hash(loaded) == model_hash(model)
 
 
 def test_chunks_of_any_size_give_the_same_hash(monkeypatch):

@@ -156,7 +156,7 @@ class Corpus:
         yield Shard(number, since.sentences, sentences, progress, 1.0, last=True)
 
     def shards_ahead(self, since: Progress | None = None, number: int = 0) -> Iterator[Shard]:
-        """The same shards, read, segmented and tokenized by a background thread that keeps one shard ahead."""
+        """The same shards, read, segmented and tokenized by a background thread that keeps up to two shards ahead."""
         ready: queue.Queue[Shard | BaseException | None] = queue.Queue(maxsize=1)
         stopped = threading.Event()
 

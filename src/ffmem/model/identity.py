@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import nn
 
 CHUNK = 1 << 24
 
@@ -17,7 +18,12 @@ VOLATILE = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transform
 
 
 def model_hash(model: Any) -> str:
-    """A hash of the config and of every weight: names, shapes, dtypes and bytes. Tied weights count once."""
+    """A hash of all that a model computes with: its config and its weights."""
+    return hashlib.sha256(_config(model.config) + weights_hash(model).encode()).hexdigest()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """A hash of every weight: names, shapes, dtypes and bytes. Tied weights count once."""
     tensors = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if buffer.numel() > 1}
     keep = set(model.state_dict())
 
@@ -31,7 +37,7 @@ def model_hash(model: Any) -> str:
 
     with ThreadPoolExecutor(4) as pool:
         parts = pool.map(digest, sorted((name, tensor) for name, tensor in tensors.items() if name in keep))
-        return hashlib.sha256(_config(model.config) + b"".join(parts)).hexdigest()
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def _config(config: Any) -> bytes:
