@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- measured -->", "<!-- end -->"
+MACHINES = {"short": "the left column", "long": "the right column", "memory": "memory"}
 MEASURED = Path(__file__).parents[1] / "docs" / "benchmark.json"
 
 
@@ -27,7 +28,9 @@ def table() -> str:
         f"Peak memory of a whole run over {' and '.join(f'{int(size):,}' for size in memory['peak_bytes'])} tokens: "
         f"{' and '.join(f'{size / 1e6:,.0f} MB' for size in memory['peak_bytes'].values())}, a ratio of {memory['ratio']}.",
         "",
-        f"Measured {short['date']} on {short['machine']}.",
+        "Measured:",
+        "",
+        *(f"- {name}: {found[key]['date']}, {found[key]['machine']}" for key, name in MACHINES.items()),
     ]
     return "\n".join(lines)
 

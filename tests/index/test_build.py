@@ -231,7 +231,6 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"negative": "yes"}, "negative auto, on or off"),
         ({"bos": "yes"}, "bos auto, on or off"),
         ({"batch_tokens": 0}, "batch-tokens auto or a number"),
-        ({"top": "5"}, "top from 1 to 10,000, found '5'"),
         ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
         ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
         ({"limit_tokens": 0}, "limit-tokens of at least 1"),
