@@ -27,6 +27,7 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/index.py -o docs/benchmark.json
 	$(BIN)/python benchmarks/index.py --long -o docs/benchmark.json
+	$(BIN)/python benchmarks/index.py --loop -o docs/benchmark.json
 	$(BIN)/python benchmarks/index.py --memory -o docs/benchmark.json
 	$(BIN)/python -m benchmarks.table
 

@@ -2,6 +2,7 @@
 
     python benchmarks/index.py                 GPT-2-small shape, 100k tokens, all ways
     python benchmarks/index.py --long          four layers of that width, 1M tokens, ffmem only
+    python benchmarks/index.py --loop          the released code's loop, on a small sample, scaled
     python benchmarks/index.py --memory        peak memory of a corpus and of ten times it
 
 Every batch goes through each way in turn, so that a noisy machine slows all of them alike. The corpus is made on the
@@ -93,13 +94,33 @@ class UsualWay:
         self.seen += batch.tokens
 
 
-def released_loop(model: MemoryModel, batch: Batch) -> float:
-    """Seconds a token of a Python loop over sentence, layer and cell, timed on a few cells and scaled to all."""
-    kept: dict[tuple[int, int], list[tuple[float, int]]] = {}
+def released_loop() -> dict[str, Any]:
+    """A Python loop over sentence, layer and cell, timed on a few cells of one batch and scaled to all of them."""
+    model = make_model(12)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "corpus.txt"
+        write_corpus(text, 20_000)
+        plan = Corpus([TextFile(text)], Encoder(model.tokenizer, 1023), Unit("line"), "en", 1 << 18)
+        batches = list(next(plan.shards()).batches(1024, 0))
+    batch = batches[len(batches) // 2]
+    seconds: dict[str, float] = {}
+    bare(model, batch)
     found: dict[int, torch.Tensor] = {}
     with model.reading(lambda layer, m: found.__setitem__(layer, m.clone())) as forward:
         forward(torch.from_numpy(batch.ids))
-    began = time.perf_counter()
+    for _ in range(3):
+        clock(seconds, "bare", lambda: bare(model, batch))
+        clock(seconds, "loop", lambda: _loop(found, batch))
+    scale = sum(model.cells) / (RELEASED_CELLS * model.layers)
+    return {
+        "tokens": batch.tokens,
+        "cells": RELEASED_CELLS,
+        "ratio": round(1 + scale * seconds["loop"] / seconds["bare"], 1),
+    }
+
+
+def _loop(found: dict[int, torch.Tensor], batch: Batch) -> None:
+    kept: dict[tuple[int, int], list[tuple[float, int]]] = {}
     for row, sentence in enumerate(batch.sentences):
         for layer, m in found.items():
             for cell in range(RELEASED_CELLS):
@@ -108,8 +129,6 @@ def released_loop(model: MemoryModel, batch: Batch) -> float:
                 entries.append((float(column.max()), int(sentence)))
                 entries.sort(reverse=True)
                 del entries[T:]
-    seconds = time.perf_counter() - began
-    return seconds * sum(model.cells) / (RELEASED_CELLS * model.layers) / batch.tokens
 
 
 def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
@@ -157,10 +176,6 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         print(file=sys.stderr)
         ratios = {name: spent / seconds["bare trunk"] for name, spent in seconds.items()}
         if not only_ffmem:
-            loop = released_loop(model, next(shard.batches(512, 0)))
-            ratios["a Python loop over sentence, layer and cell (scaled from a sample)"] = (
-                1 + loop * done / seconds["bare trunk"]
-            )
             began = time.perf_counter()
             ffmem.build_index(
                 model, text, out=Path(folder) / "run", unit="line", limit_tokens=tokens, stats="sample", quiet=True
@@ -234,6 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, help="tokens of the corpus")
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--loop", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("-o", "--out", type=Path, help="add the result to this JSON file")
@@ -244,6 +260,8 @@ def main() -> None:
         return
     if arguments.memory:
         name, result = "memory", memory(arguments.tokens or 100_000)
+    elif arguments.loop:
+        name, result = "loop", released_loop()
     elif arguments.long:
         name, result = "long", compare(4, arguments.tokens or 1_000_000, only_ffmem=True)
     else:

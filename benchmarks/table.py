@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- measured -->", "<!-- end -->"
-MACHINES = {"short": "the left column", "long": "the right column", "memory": "memory"}
+MACHINES = {"short": "the left column", "long": "the right column", "loop": "the Python loop", "memory": "memory"}
 MEASURED = Path(__file__).parents[1] / "docs" / "benchmark.json"
 
 
 def table() -> str:
     """Markdown, from docs/benchmark.json."""
     found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
-    short, long, memory = found["short"], found["long"], found["memory"]
+    short, long, loop, memory = (found[name] for name in ("short", "long", "loop", "memory"))
     lines = [
         f"| way | {_shape(short)} | {_shape(long)} |",
         "|---|---|---|",
         *(f"| {name} | {ratio} | {long['ratios'].get(name, '')} |" for name, ratio in short["ratios"].items()),
+        f"| a Python loop over sentence, layer and cell ({loop['cells']} cells a layer, {loop['tokens']} tokens, scaled) "
+        f"| {loop['ratio']} | |",
         "",
         f"Quartiles over batches of ffmem with sampled statistics: {_list(short)} and {_list(long)}.",
         "",
