@@ -15,8 +15,8 @@ test: $(VENV)/.dev
 check: lint types docs test
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
