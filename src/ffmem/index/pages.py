@@ -59,7 +59,13 @@ def value_page(value: Value) -> str:
 
 
 def statistics_page(stats: CellStatistics) -> str:
-    return _facts({name: "not measured" if x is None else f"{x:.4g}" for name, x in stats.as_dict().items()})
+    return _facts({name: _number(x) for name, x in stats.as_dict().items()})
+
+
+def _number(x: float | None) -> str:
+    if x is None:
+        return "not measured"
+    return f"{x:,}" if isinstance(x, int) else f"{x:.4g}"
 
 
 def cell_page(view: CellView) -> str:

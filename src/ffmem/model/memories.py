@@ -68,8 +68,8 @@ class MemoryModel:
             "cells": f"{sum(self.cells):,} in {self.layers} layers, values of {self.d}",
             "dtype": f"{self.dtype} on {self.device}",
         }
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
-        return f"<table>{rows}</table>"
+        rows = "".join(f"<tr><td><b>{escape(name)}</b></td><td>{escape(text)}</td></tr>" for name, text in facts.items())
+        return f'<table style="text-align:left">{rows}</table>'
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
