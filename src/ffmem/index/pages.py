@@ -62,7 +62,7 @@ def statistics_page(stats: CellStatistics) -> str:
     return _facts({name: _number(x) for name, x in stats.as_dict().items()})
 
 
-def _number(x: float | None) -> str:
+def _number(x: int | float | None) -> str:
     if x is None:
         return "not measured"
     return f"{x:,}" if isinstance(x, int) else f"{x:.4g}"
