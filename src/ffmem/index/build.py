@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import ffmem
 from ffmem.corpus.plan import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
@@ -24,8 +19,8 @@ from ffmem.index import checkpoint
 from ffmem.index.collect import LayerCollector, read_shard
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, RunFolder
+from ffmem.index.origin import agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
-from ffmem.index.statistics import SAMPLE
 from ffmem.index.tables import (
     SENTENCE_SCHEMA,
     TOKEN_SCHEMA,
@@ -37,17 +32,11 @@ from ffmem.index.tables import (
     write_table,
 )
 from ffmem.index.top import DISTINCT, POSITION_BITS
-from ffmem.model.identity import tokenizer_hash
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.pieces import token_texts
 from ffmem.progress import Reporter, reporting
-from ffmem.words import CorpusError, FfmemError, RunError, parse_layers
-
-BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
-SHARD_TOKENS = {"cpu": 1 << 18, "cuda": 1 << 23}
-FULL_STATISTICS = 1 << 15
-"""Tokens up to which statistics are full by default: a sample of fewer would be thin."""
+from ffmem.words import CorpusError, FfmemError, parse_layers
 
 
 def build_index(
@@ -112,12 +101,10 @@ def build_index(
         if overwrite or not checkpoint.worth_keeping(folder):
             folder.clear()
         manifest = folder.manifest()
-        resolved = (
-            _resolved(wanted, plan, loaded) if manifest is None else _agreed(folder, manifest, wanted, loaded, sources)
-        )
+        resolved = resolve(wanted, plan, loaded) if manifest is None else agree(folder.path, manifest, wanted, loaded, plan)
         plan.shard_tokens = resolved["shard_tokens"]
         if manifest is not None and manifest["state"] == "complete":
-            _same_corpus(folder, manifest, plan)
+            check_same_corpus(folder.path, manifest, plan)
             checkpoint.clear(folder)
             return open_index(folder.path, model=loaded)
         tokens = None if quiet and not announce else estimate_tokens(plan)
@@ -126,16 +113,7 @@ def build_index(
             signs = 2 if resolved["negative"] else 1
             announce(loaded, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved["stats"] != "off"))
         if manifest is None:
-            manifest = {
-                "state": "building",
-                "ffmem": ffmem.__version__,
-                "model": _model_facts(loaded),
-                "tokenizer": {"hash": tokenizer_hash(loaded.tokenizer)},
-                "corpus": {"sources": [source.name for source in sources]},
-                "settings": resolved,
-                "settings_hash": hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest(),
-                "environment": _environment(loaded),
-            }
+            manifest = new_manifest(loaded, plan, resolved)
             folder.write_manifest(manifest)
         run = _Run(folder, manifest, plan, loaded)
         with reporting("indexing", quiet=quiet) as reporter, threads(manifest["environment"]["threads"]):
@@ -247,111 +225,12 @@ def _token_batch(model: MemoryModel) -> Any:
     return pa.RecordBatch.from_arrays([pa.array(token_texts(model.tokenizer, size))], schema=TOKEN_SCHEMA)
 
 
-def _resolved(wanted: dict[str, Any], plan: Corpus, model: MemoryModel) -> dict[str, Any]:
-    """Settings with every `auto` decided, once, when the run is created."""
-    kind = model.device.type
-    settings = dict(wanted)
-    if settings["batch_tokens"] == "auto":
-        settings["batch_tokens"] = BATCH_TOKENS.get(kind, BATCH_TOKENS["cpu"])
-    if settings["shard_tokens"] == "auto":
-        settings["shard_tokens"] = SHARD_TOKENS.get(kind, SHARD_TOKENS["cpu"])
-    if settings["stats"] == "auto":
-        tokens = estimate_tokens(plan)
-        settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"
-    if settings["stats"] == "sample":
-        settings["stats_sample"] = f"tokens with (sentence + position) divisible by {SAMPLE}"
-    return settings
-
-
-def _agreed(
-    folder: RunFolder, manifest: dict[str, Any], wanted: dict[str, Any], model: MemoryModel, sources: list[Any]
-) -> dict[str, Any]:
-    """The settings of a run that exists, if it was made from the same model, corpus and settings."""
-    settings = manifest["settings"]
-    check_same_model(folder.path, manifest, model)
-    pairs = {name: (settings.get(name), value) for name, value in wanted.items() if value != "auto"}
-    pairs["corpus"] = (manifest["corpus"]["sources"], [source.name for source in sources])
-    if manifest["state"] != "complete":
-        # The rest of the run must be computed as its beginning was; threads are set to what they were.
-        now = _environment(model)
-        pairs |= {name: (before, now.get(name)) for name, before in manifest["environment"].items() if name != "threads"}
-    for name, (before, now) in pairs.items():
-        if before != now:
-            raise RunError(
-                f"{folder.path} was made with {name.replace('_', '-')} {before}, now it is {now}: "
-                "choose another folder, or start over with --overwrite"
-            )
-    return settings
-
-
-def check_same_model(run: Path, manifest: dict[str, Any], model: MemoryModel) -> None:
-    """An error that names both where a model is not the one a run was made with."""
-    for what, before, now in (
-        ("model", manifest["model"]["hash"], model.fingerprint()),
-        ("tokenizer", manifest["tokenizer"]["hash"], tokenizer_hash(model.tokenizer)),
-    ):
-        if before != now:
-            raise RunError(
-                f"{run} was made with {what} {manifest['model']['name']} ({before[:12]}), but {model.name} has "
-                f"{now[:12]}: give the {what} it was made with, or build another run"
-            )
-
-
-def _same_corpus(folder: RunFolder, manifest: dict[str, Any], plan: Corpus) -> None:
-    """A complete run asked for again must be of the same text: all of it, or as much as was read under a limit."""
-    limited = manifest["settings"]["limit_tokens"] is not None
-    if plan.digest(manifest["counts"]["records"] if limited else None) != manifest["corpus"]["hash"]:
-        raise RunError(f"{folder.path} is complete, but the corpus has changed since: use --overwrite or another folder")
-
-
 def _nothing_to_read(plan: Corpus, after: Any) -> str:
     names = ", ".join(source.name for source in plan.sources)
     left_out = ", ".join(f"{count} {what}" for what, count in after.skipped.items())
     if plan.limit_tokens is not None and after.records:
         return f"the first sentence of {names} has more than the {plan.limit_tokens} tokens of --limit-tokens"
     return f"expected text in {names}, found none" + (f" (left out: {left_out})" if left_out else " (empty)")
-
-
-def _model_facts(model: MemoryModel) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "in_memory": model.in_memory,
-        "revision": model.revision,
-        "hash": model.fingerprint(),
-        "architecture": type(model.model).__name__,
-        "family": model.family.name,
-        "found_by_shape": model.found_by_shape,
-        "layers": model.layers,
-        "cells": model.cells,
-        "d": model.d,
-        "gated": model.family.gated,
-        "vocabulary": model.vocabulary.size,
-        "context": model.context,
-        "bos": model.bos,
-        "device": model.device.type,
-        "dtype": _dtype_name(model),
-    }
-
-
-def _dtype_name(model: MemoryModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
-
-
-def _environment(model: MemoryModel) -> dict[str, Any]:
-    """All that the last digits of a coefficient, or the cutting of the text, may depend on."""
-    packages = ("numpy", "pyarrow", "sentencex", "tokenizers", "torch", "transformers")
-    cuda = model.device.type == "cuda"
-    return {
-        "ffmem": ffmem.__version__,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        **{name: metadata.version(name) for name in packages},
-        "device": model.device.type,
-        "device_name": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
-        "dtype": _dtype_name(model),
-        "attention": str(getattr(model.model.config, "_attn_implementation", None)),
-        "float32_matmul": torch.get_float32_matmul_precision(),
-        "threads": torch.get_num_threads(),
-    }
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ffmem.index.build import check_same_model
 from ffmem.index.folder import VALUES
+from ffmem.index.origin import check_same_model
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import write_table
 from ffmem.model.loading import load_model
