@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ffmem.index.tables import (
     cell_batches,
     cell_schema,
     referenced_sentences,
+    token_batch,
     trigger_batches,
     write_table,
 )
@@ -101,13 +103,14 @@ def build_index(
         if overwrite or not checkpoint.worth_keeping(folder):
             folder.clear()
         manifest = folder.manifest()
-        resolved = resolve(wanted, plan, loaded) if manifest is None else agree(folder.path, manifest, wanted, loaded, plan)
+        about = cache(partial(estimate_tokens, plan))
+        resolved = resolve(wanted, about, loaded) if manifest is None else agree(folder.path, manifest, wanted, loaded, plan)
         plan.shard_tokens = resolved["shard_tokens"]
         if manifest is not None and manifest["state"] == "complete":
             check_same_corpus(folder.path, manifest, plan)
             checkpoint.clear(folder)
             return open_index(folder.path, model=loaded)
-        tokens = None if quiet and not announce else estimate_tokens(plan)
+        tokens = None if quiet and not announce else about()
         if announce:
             cells = sum(loaded.cells[layer - 1] for layer in resolved["layers"])
             signs = 2 if resolved["negative"] else 1
@@ -186,8 +189,9 @@ class _Run:
             write_table(path, TRIGGER_SCHEMA, trigger_batches(collectors, numbers))
         with self.folder.writing(CELLS) as path:
             write_table(path, cell_schema(stats), cell_batches(collectors, stats))
+        size = max(self.model.vocabulary.size, len(self.model.tokenizer))
         with self.folder.writing(TOKENS) as path:
-            write_table(path, TOKEN_SCHEMA, [_token_batch(self.model)])
+            write_table(path, TOKEN_SCHEMA, [token_batch(token_texts(self.model.tokenizer, size))])
         progress = done.progress
         real = progress.tokens + progress.sentences * bool(self.settings["bos"])
         measured = int(collectors[0].total.measured) if collectors[0].total else 0
@@ -216,13 +220,6 @@ class _Run:
         }
         self.folder.write_manifest(self.manifest)
         checkpoint.clear(self.folder)
-
-
-def _token_batch(model: MemoryModel) -> Any:
-    import pyarrow as pa
-
-    size = max(model.vocabulary.size, len(model.tokenizer))
-    return pa.RecordBatch.from_arrays([pa.array(token_texts(model.tokenizer, size))], schema=TOKEN_SCHEMA)
 
 
 def _nothing_to_read(plan: Corpus, after: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import torch
 
 import ffmem
 from ffmem.corpus.plan import Corpus
-from ffmem.index.estimate import estimate_tokens
 from ffmem.index.statistics import SAMPLE
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
@@ -25,8 +25,8 @@ FULL_STATISTICS = 1 << 15
 """Tokens up to which statistics are full by default: a sample of fewer would be thin."""
 
 
-def resolve(wanted: dict[str, Any], plan: Corpus, model: MemoryModel) -> dict[str, Any]:
-    """Settings with every `auto` decided, once, when the run is created."""
+def resolve(wanted: dict[str, Any], about: Callable[[], int | None], model: MemoryModel) -> dict[str, Any]:
+    """Settings with every `auto` decided, once, when the run is created; `about` estimates the tokens of the corpus."""
     kind = model.device.type
     settings = dict(wanted)
     if settings["batch_tokens"] == "auto":
@@ -34,7 +34,7 @@ def resolve(wanted: dict[str, Any], plan: Corpus, model: MemoryModel) -> dict[st
     if settings["shard_tokens"] == "auto":
         settings["shard_tokens"] = SHARD_TOKENS.get(kind, SHARD_TOKENS["cpu"])
     if settings["stats"] == "auto":
-        tokens = estimate_tokens(plan)
+        tokens = about()
         settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"
     if settings["stats"] == "sample":
         settings["stats_sample"] = f"tokens with (sentence + position) divisible by {SAMPLE}"
@@ -111,12 +111,8 @@ def _model_facts(model: MemoryModel) -> dict[str, Any]:
         "context": model.context,
         "bos": model.bos,
         "device": model.device.type,
-        "dtype": _dtype_name(model),
+        "dtype": model.dtype_name,
     }
-
-
-def _dtype_name(model: MemoryModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _environment(model: MemoryModel) -> dict[str, Any]:
@@ -129,7 +125,7 @@ def _environment(model: MemoryModel) -> dict[str, Any]:
         **{name: metadata.version(name) for name in packages},
         "device": model.device.type,
         "device_name": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
-        "dtype": _dtype_name(model),
+        "dtype": model.dtype_name,
         "attention": str(getattr(model.model.config, "_attn_implementation", None)),
         "float32_matmul": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),

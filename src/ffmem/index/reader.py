@@ -39,6 +39,7 @@ class Index:
     def __init__(self, folder: RunFolder, manifest: dict[str, Any], model: MemoryModel | None = None) -> None:
         self.folder, self.manifest, self.model = folder, manifest, model
         self.path = folder.path
+        self._tables: dict[str, pa.Table] = {}
         self.layers: list[int] = manifest["settings"]["layers"]
         counts = manifest["model"]["cells"]
         self._begin: dict[int, tuple[int, int]] = {}
@@ -79,29 +80,23 @@ class Index:
 
     def table(self, name: str) -> pa.Table:
         """One of the run's tables, mapped from its file: triggers, cells, sentences, tokens or values."""
-        return self._tables(f"{name}.arrow")
-
-    def _tables(self, file: str) -> pa.Table:
-        if file not in self._open:
+        if name not in self._tables:
+            file = f"{name}.arrow"
             if file not in self.manifest["files"]:
                 raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
             path = self.folder / file
             stat = path.stat()
-            self._open[file] = _mapped(path, stat.st_ino, stat.st_mtime_ns)
-        return self._open[file]
-
-    @cached_property
-    def _open(self) -> dict[str, pa.Table]:
-        return {}
+            self._tables[name] = _mapped(path, stat.st_ino, stat.st_mtime_ns)
+        return self._tables[name]
 
     def token(self, id: int) -> str:
         """The text of a token, its space kept."""
-        return self._tables("tokens.arrow").column("text")[id].as_py()
+        return self.table("tokens").column("text")[id].as_py()
 
     def sentences(self, rows: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Rows of the table of sentences, each read once."""
         wanted = np.unique(np.fromiter(rows, np.int64))
-        batches = self._tables("sentences.arrow").to_batches()
+        batches = self.table("sentences").to_batches()
         begins = np.cumsum([0, *(batch.num_rows for batch in batches)])
         found: dict[int, dict[str, Any]] = {}
         # A take over all batches would copy the whole table.
@@ -112,11 +107,11 @@ class Index:
 
     def triggers(self, first: CellView, count: int) -> Iterator[Trigger]:
         """The triggers of `count` cells from this one on: positive before negative, by rank."""
-        cells = self._tables("cells.arrow").slice(first.row, count)
+        cells = self.table("cells").slice(first.row, count)
         begin = cells.column("first_trigger")[0].as_py() if count else 0
         names = [Cell(*pair) for pair in zip(*(cells.column(c).to_pylist() for c in ("layer", "index")), strict=True)]
         counts = list(zip(*(cells.column(f"{s}_triggers").to_pylist() for s in ("positive", "negative")), strict=True))
-        rows = self._tables("triggers.arrow").slice(begin, sum(map(sum, counts))).to_pylist()
+        rows = self.table("triggers").slice(begin, sum(map(sum, counts))).to_pylist()
         sentences = self.sentences(row["row"] for row in rows)
         following = iter(rows)
         for cell, both in zip(names, counts, strict=True):

@@ -73,6 +73,10 @@ def sentence_batch(numbers: Iterable[int], sentences: Iterable[Sentence]) -> pa.
     return pa.RecordBatch.from_arrays(columns, schema=SENTENCE_SCHEMA)
 
 
+def token_batch(texts: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=TOKEN_SCHEMA)
+
+
 def referenced_sentences(collectors: Iterable[LayerCollector]) -> Int[np.ndarray, " n"]:
     """The numbers of all sentences that some trigger points to, in order."""
     parts = []

@@ -57,7 +57,7 @@ def values(
             index.folder.write_manifest(manifest)
         with index.folder.writing(VALUES) as path:
             write_table(path, VALUE_SCHEMA, _batches(index, loaded, top, norm, reporter))
-        manifest["values"] = {"top": top, "norm": norm, "dtype": str(loaded.dtype).removeprefix("torch.")}
+        manifest["values"] = {"top": top, "norm": norm, "dtype": loaded.dtype_name}
         manifest["files"] |= index.folder.described(VALUES)
         index.folder.write_manifest(manifest)
     return open_index(index.path, model=loaded)

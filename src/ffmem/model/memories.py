@@ -105,6 +105,11 @@ class MemoryModel:
         return self.value_modules[0].weight.dtype  # type: ignore[return-value]
 
     @property
+    def dtype_name(self) -> str:
+        """`float32`, `bfloat16`, ..., as manifests hold it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def context(self) -> int:
         """The longest sequence the model takes."""
         for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
