@@ -45,10 +45,11 @@ class Source(Protocol):
 
 @dataclass
 class TextFile:
-    """Plain or WikiText: a line is a record; headings and blank lines are dropped and counted."""
+    """Plain or WikiText: a line is a record; blank lines and, unless wanted, headings are dropped and counted."""
 
     path: Path
     handle: BinaryIO | None = field(default=None, repr=False)
+    headings: bool = False
 
     @property
     def name(self) -> str:
@@ -88,7 +89,7 @@ class TextFile:
         for _, line in self.lines():
             if not line or line.isspace():
                 skipped["blank lines"] += 1
-            elif is_heading(line):
+            elif not self.headings and is_heading(line):
                 skipped["headings"] += 1
             else:
                 yield line
@@ -245,15 +246,15 @@ class Texts:
                 yield from _text(value, where, skipped)
 
 
-def open_sources(corpus: object, *, column: str = "text") -> list[Source]:
+def open_sources(corpus: object, *, column: str = "text", headings: bool = False) -> list[Source]:
     """The sources a user means: a path, a `hf:` name, a `Dataset`, a list of those, or an iterable of strings.
 
     A string alone is a path; strings in a list are texts, so a list of files is a list of `Path`s.
     """
     if isinstance(corpus, (str, Path, Source)):
-        return [open_source(corpus, column=column)]
+        return [open_source(corpus, column=column, headings=headings)]
     if isinstance(corpus, (list, tuple)) and corpus and all(isinstance(part, (Path, Source)) for part in corpus):
-        return [open_source(part, column=column) for part in corpus]
+        return [open_source(part, column=column, headings=headings) for part in corpus]
     if isinstance(corpus, (list, tuple)) and _are_files(corpus):
         raise CorpusError(f"strings in a list are texts, but {corpus[0]} is a file: give files as Path(...)")
     if isinstance(corpus, Iterable):
@@ -267,8 +268,8 @@ def _are_files(texts: Sequence[Any]) -> bool:
     return short and all("\0" not in text and Path(text).is_file() for text in texts)
 
 
-def open_source(spec: str | Path | Source, *, column: str = "text") -> Source:
-    """One source, by the name or the ending of its file."""
+def open_source(spec: str | Path | Source, *, column: str = "text", headings: bool = False) -> Source:
+    """One source, by the name or the ending of its file; `headings` keeps a text file's headings as records."""
     if not isinstance(spec, (str, Path)):
         return spec
     if isinstance(spec, str) and spec.startswith("hf:"):
@@ -286,7 +287,7 @@ def open_source(spec: str | Path | Source, *, column: str = "text") -> Source:
         return JsonLines(path, column=column)
     if kind == ".json":
         raise CorpusError(f"{path}: expected text, .jsonl (an object a line) or .parquet, found .json")
-    return TextFile(path)
+    return TextFile(path, headings=headings)
 
 
 def is_heading(line: str) -> bool:

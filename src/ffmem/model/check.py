@@ -90,7 +90,7 @@ def refuse_unless_sound(model: MemoryModel) -> SelfCheck:
 
 def probe_ids(model: MemoryModel) -> torch.Tensor:
     """A few different token ids, the same every time."""
-    size = model.model.get_input_embeddings().weight.shape[0]
+    size = model.config.vocab_size
     length = min(PROBE, model.context)
     return (torch.arange(1, length + 1, device=model.device) * 7919 % max(size - 1, 1))[None]
 

@@ -116,6 +116,9 @@ FAMILIES: dict[str, Family] = {
                 Variant(("parallel_attn", True), {"r": "block.in + self_attention.out"}),
             ),
         ),
+        _plain(
+            "adaptive_lm", blocks="model.layers", key="fc1", value="fc2", norm=None, r="final_layer_norm.in", y="fc2.out"
+        ),
         _gated("llama"),
         _gated("mistral"),
         _gated("qwen2"),

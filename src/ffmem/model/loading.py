@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from ffmem.model.adaptive.network import register
 from ffmem.model.check import refuse_unless_sound
 from ffmem.model.discovery import discover
 from ffmem.model.families import FAMILIES, experts_of
@@ -61,7 +62,7 @@ def load_model(
         raise ModelError(f"{name}: expected a language model, found a {type(model).__name__} without an unembedding")
     model.eval()
     keep = in_memory and device == "auto"
-    target = model.device if device_map or keep else _device(device)
+    target = model.device if device_map or keep else device_of(device)
     wanted = model.dtype if in_memory and dtype == "auto" else _dtype(dtype, target, model.dtype)
     # A caller may change a model in memory between two calls; one that was loaded here is ours.
     fingerprint = partial(model_hash, model) if in_memory else cache(partial(model_hash, model))
@@ -113,6 +114,7 @@ def _from_pretrained(name: str, revision: str | None, device_map: str | None) ->
         folder = str(Path(name).parent)
     elif Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ModelError(f"{name}: expected config.json and weights of a transformers model, found no config.json")
+    register()
     try:
         if "gguf_file" not in where:
             _refuse_unreadable(transformers.AutoConfig.from_pretrained(folder, **where), name)
@@ -145,7 +147,7 @@ def _refuse_other(model: MemoryModel, device: str, dtype: str) -> None:
     """A model that is loaded stays as it is: an error where something else is asked for."""
     if dtype != "auto" and _dtype(dtype, model.device, model.dtype) != model.dtype:
         raise ModelError(f"{model.name} is loaded as {model.dtype}, found dtype {dtype!r}: load it so")
-    if device != "auto" and _device(device).type != model.device.type:
+    if device != "auto" and device_of(device).type != model.device.type:
         raise ModelError(f"{model.name} is loaded on {model.device}, found device {device!r}: load it there")
 
 
@@ -160,7 +162,7 @@ def _refuse_unreadable(config: Any, name: str) -> None:
         )
 
 
-def _device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

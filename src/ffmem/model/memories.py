@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ffmem.model.adaptive.network import AdaptiveSoftmax
+from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.families import Family
 from ffmem.model.spots import hooked, module_at, record_spot, spots_of
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
@@ -98,7 +100,7 @@ class MemoryModel:
 
     @property
     def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
+        return next(self.model.get_input_embeddings().parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,6 +147,8 @@ class MemoryModel:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         unembedding = self.model.get_output_embeddings()
+        if isinstance(unembedding, AdaptiveSoftmax):
+            return AdaptiveVocabulary(self.model)
         if not isinstance(unembedding, nn.Linear):
             raise ModelError(f"{self.name}: expected a linear unembedding, found {type(unembedding).__name__}")
         divisor = getattr(self.config, "logits_scaling", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -42,33 +43,15 @@ class Extremes:
     suppressed_log_prob: Float[Tensor, "n k"]
 
 
-@dataclass(frozen=True)
-class SoftmaxVocabulary:
-    """softmax(cap(scale · (h·E + b))), as almost every model has it, streamed in chunks of rows."""
-
-    unembedding: nn.Linear
-    norm: nn.Module | None = None
-    project: nn.Module | None = None
-    softcap: float | None = None
-    scale: float = 1.0
+class ChunkedVocabulary(ABC):
+    """All that follows from `size` and `log_probs`, in chunks of rows: never more than `CHUNK_ELEMENTS` at a time."""
 
     @property
-    def size(self) -> int:
-        return self.unembedding.weight.shape[0]
+    @abstractmethod
+    def size(self) -> int: ...
 
-    def _rows(self, h: Float[Tensor, "n d"], norm: bool) -> Float[Tensor, "n inputs"]:
-        weight = self.unembedding.weight
-        h = h.to(weight.device, weight.dtype)
-        if norm and self.norm is not None:
-            h = self.norm(h)
-        return h if self.project is None else self.project(h)
-
-    @torch.inference_mode()
-    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
-        logits = self.unembedding(self._rows(h, norm)).float() * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return torch.log_softmax(logits, dim=-1)
+    @abstractmethod
+    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]: ...
 
     def _chunked(self, h: Float[Tensor, "n d"], of: Callable[[slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         step = max(1, CHUNK_ELEMENTS // self.size)
@@ -104,3 +87,32 @@ class SoftmaxVocabulary:
             return (1 + ((log_probs > own) | earlier).sum(1),)
 
         return self._chunked(h, ranks)[0]
+
+
+@dataclass(frozen=True)
+class SoftmaxVocabulary(ChunkedVocabulary):
+    """softmax(cap(scale · (h·E + b))), as almost every model has it."""
+
+    unembedding: nn.Linear
+    norm: nn.Module | None = None
+    project: nn.Module | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+
+    @property
+    def size(self) -> int:
+        return self.unembedding.weight.shape[0]
+
+    def _rows(self, h: Float[Tensor, "n d"], norm: bool) -> Float[Tensor, "n inputs"]:
+        weight = self.unembedding.weight
+        h = h.to(weight.device, weight.dtype)
+        if norm and self.norm is not None:
+            h = self.norm(h)
+        return h if self.project is None else self.project(h)
+
+    @torch.inference_mode()
+    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
+        logits = self.unembedding(self._rows(h, norm)).float() * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return torch.log_softmax(logits, dim=-1)

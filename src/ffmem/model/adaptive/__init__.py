@@ -1,0 +1,1 @@
+"""The paper's language model: adaptive input, adaptive softmax, ReLU memories, sinusoidal positions."""

@@ -1,0 +1,72 @@
+"""The shape of an adaptive-input language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class BandShape:
+    """Words `low` to `high` (excluded), the most frequent first, as vectors of `width`."""
+
+    low: int
+    high: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        return self.high - self.low
+
+
+class AdaptiveConfig(PretrainedConfig):  # type: ignore[misc]
+    """Defaults are the paper's model. Words are cut into bands of frequency at `cutoffs`; each band is `factor` times
+    narrower than the one before.
+
+    >>> [(band.size, band.width) for band in AdaptiveConfig().bands]
+    [(20000, 1024), (40000, 256), (207744, 64)]
+    """
+
+    model_type = "adaptive_lm"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        vocab_size: int = 267744,
+        hidden_size: int = 1024,
+        num_hidden_layers: int = 16,
+        num_attention_heads: int = 8,
+        intermediate_size: int = 4096,
+        cutoffs: list[int] | tuple[int, ...] = (20000, 60000),
+        factor: int = 4,
+        max_position_embeddings: int = 512,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.cutoffs = list(cutoffs)
+        self.factor = factor
+        self.max_position_embeddings = max_position_embeddings
+        self.use_cache = use_cache
+        special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
+        # Input and softmax share their tables by construction; there is no second copy to tie.
+        super().__init__(**(special | kwargs | {"tie_word_embeddings": False}))
+        edges = [0, *self.cutoffs, vocab_size]
+        if edges != sorted(set(edges)):
+            raise ValueError(f"expected rising cutoffs below vocab_size {vocab_size}, found {self.cutoffs}")
+        if hidden_size % num_attention_heads or hidden_size % 2:
+            raise ValueError(f"expected an even hidden_size divided by {num_attention_heads} heads, found {hidden_size}")
+        if hidden_size // factor ** len(self.cutoffs) < 1:
+            raise ValueError(f"factor {factor} leaves no width for the last band of hidden_size {hidden_size}")
+
+    @property
+    def bands(self) -> list[BandShape]:
+        edges = [0, *self.cutoffs, self.vocab_size]
+        widths = [self.hidden_size // self.factor**band for band in range(len(edges) - 1)]
+        return [BandShape(low, high, width) for low, high, width in zip(edges, edges[1:], widths, strict=False)]

@@ -1,0 +1,58 @@
+"""Weights in a quarter of their size: every row of a matrix as 8-bit numbers and one scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+
+FILE = "rows8.safetensors"
+SCALE = ":scale"
+"""Behind a matrix's name, the name of its rows' scales."""
+
+
+def to_rows(weight: Float[Tensor, "rows width"]) -> tuple[Int8[Tensor, "rows width"], Float[Tensor, " rows"]]:
+    """The nearest 8-bit numbers under each row's own scale, whose largest entry becomes 127.
+
+    >>> to_rows(torch.tensor([[0.5, -1.0], [0.0, 0.0]]))[0].tolist()
+    [[64, -127], [0, 0]]
+    """
+    # Rounded to half precision first: the numbers must fit the scale as it is stored.
+    scale = (weight.float().abs().amax(1) / 127).to(torch.float16)
+    safe = scale.float().clamp_min(torch.finfo(torch.float16).tiny)[:, None]
+    return (weight.float() / safe).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def from_rows(numbers: Int8[Tensor, "rows width"], scale: Float[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
+    return numbers.float() * scale.float()[:, None]
+
+
+def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as rows; vectors, which are few, in float32."""
+    packed = {}
+    for name, tensor in weights.items():
+        if tensor.dim() == 2:
+            packed[name], packed[name + SCALE] = to_rows(tensor)
+        else:
+            packed[name] = tensor.float()
+    return packed
+
+
+def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in float32."""
+    return {
+        name: from_rows(tensor, packed[name + SCALE]) if name + SCALE in packed else tensor
+        for name, tensor in packed.items()
+        if not name.endswith(SCALE)
+    }
+
+
+def save_rows(folder: Path, weights: dict[str, Tensor]) -> None:
+    safetensors.torch.save_file(pack(weights), folder / FILE, {"format": "pt"})
+
+
+def load_rows(folder: Path) -> dict[str, Tensor]:
+    return unpack(safetensors.torch.load_file(folder / FILE))

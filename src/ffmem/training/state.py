@@ -1,0 +1,57 @@
+"""The state of a training between two steps: weights, moments and counters, in one file without pickle."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from ffmem.words import RunError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class Counters:
+    """How far a training has come."""
+
+    step: int = 0
+    seconds: float = 0.0
+    """Time spent on steps, over all sessions."""
+    tokens: int = 0
+
+
+def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, counters: Counters) -> None:
+    tensors = {f"weights.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        for moment in MOMENTS:
+            if parameter in optimiser.state:
+                tensors[f"{moment}.{name}"] = optimiser.state[parameter][moment]
+    safetensors.torch.save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"counters": json.dumps(asdict(counters))}
+    )
+
+
+@torch.no_grad()
+def load_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> Counters:
+    """Fill model and optimiser as they were."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            counters = Counters(**json.loads(file.metadata()["counters"]))
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"weights.{name}"])
+            if counters.step:
+                step = torch.tensor(float(counters.step))
+                fused = bool(optimiser.defaults.get("fused"))
+                optimiser.state[parameter] = {"step": step.to(parameter.device) if fused else step} | {
+                    moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS
+                }
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(f"{path}: damaged, the training cannot be continued; start over with --overwrite") from error
+    return counters
