@@ -36,6 +36,7 @@ _HOMES = {
     "export": "ffmem.index.export",
     "load_model": "ffmem.model.loading",
     "open_index": "ffmem.index.reader",
+    "train": "ffmem.training.train",
     "values": "ffmem.index.values",
 }
 __all__ = ["__version__", *sorted(_HOMES)]

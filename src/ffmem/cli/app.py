@@ -222,6 +222,69 @@ def export(
 
 
 @app.command()
+def train(
+    corpus: Annotated[list[str], typer.Argument(metavar="CORPUS...", help="As for `ffmem index`.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The model folder to make.", show_default=False)],
+    size: Annotated[
+        str,
+        typer.Option(
+            help="`small` (d 256, 1,024 cells a layer), `medium` (384, 1,536) or `paper` (1,024, 4,096); 16 layers."
+        ),
+    ] = "medium",
+    minutes: Annotated[
+        float | None, typer.Option(help="The schedule ends after so many minutes.", show_default="15")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Or after so many steps.", show_default="none")] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option(help="Text for validation; may be repeated.", show_default="the corpus's end")
+    ] = None,
+    min_count: Annotated[int, typer.Option(help="A word seen less often is unknown.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the first weights and of the order of the text.")] = 0,
+    device: Device = "auto",
+    checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between two checkpoints.")] = 5,
+    column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the training in this folder first.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a language model like the paper's: words, adaptive input and softmax, ReLU memories.
+
+    Stopped or killed, the same command continues where it was. The folder it leaves is a model for `ffmem index`.
+    """
+    from ffmem.corpus.sources import open_source
+    from ffmem.training.train import train as run_training
+
+    def opened(specs: list[str]) -> list[Any]:
+        return [open_source(spec, column=column, headings=True) for spec in specs]
+
+    try:
+        run_training(
+            opened(corpus),
+            out=out,
+            size=size,
+            minutes=minutes,
+            steps=steps,
+            valid=opened(valid) if valid else None,
+            min_count=min_count,
+            seed=seed,
+            device=device,
+            checkpoint_minutes=checkpoint_minutes,
+            column=column,
+            overwrite=overwrite,
+            quiet=quiet,
+        )
+    except KeyboardInterrupt:
+        _note(False, f"stopped; the training is kept in {out}. Give the same command again to continue.")
+        raise typer.Exit(130) from None
+    card = json.loads((out / "training.json").read_text("utf-8"))
+    found = card["perplexity"]
+    _note(
+        quiet,
+        f"{out}: {card['step']:,} steps, {card['tokens']:,} tokens, perplexity {found['windows']:.1f} in running text and "
+        f"{found['sentences']:.1f} in sentences alone. Next: ffmem index {out} TEXT -o RUN",
+    )
+
+
+@app.command()
 def demo(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ def _from_pretrained(name: str, revision: str | None, device_map: str | None) ->
             _refuse_unreadable(transformers.AutoConfig.from_pretrained(folder, **where), name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
         extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
-        with _Quiet():
+        with quiet_transformers():
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype="auto", output_loading_info=True, **where, **extra
             )
@@ -196,16 +198,15 @@ def _first_line(error: Exception) -> str:
     return (text.splitlines() or [type(error).__name__])[0].rstrip(" :")
 
 
-class _Quiet:
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers' own progress bars and load reports off a user's screen."""
-
-    def __enter__(self) -> None:
-        self.level = transformers.logging.get_verbosity()
-        self.bars = transformers.logging.is_progress_bar_enabled()
-        transformers.logging.set_verbosity(logging.ERROR)
-        transformers.logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        transformers.logging.set_verbosity(self.level)
-        if self.bars:
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity(logging.ERROR)
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
             transformers.logging.enable_progress_bar()

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ffmem.model.adaptive.config import BandShape
-from ffmem.model.adaptive.network import IGNORED, Tail, tails_of
+from ffmem.model.adaptive.network import Tail, tails_of
 from ffmem.training.stream import MARK, Ids
 
 AHEAD = 4
@@ -35,13 +35,6 @@ class Windows:
 
         tails = [(move(rows), move(inside)) for rows, inside in self.tails]
         return Windows(move(self.ids), move(self.targets), tails)
-
-
-def filled(tail: Tail, unit: int) -> Tail:
-    """A band's rows, filled up to a multiple of `unit` with ignored ones: compiled code meets few different shapes."""
-    rows, inside = tail
-    missing = -len(rows) % unit
-    return torch.cat([rows, rows.new_zeros(missing)]), torch.cat([inside, inside.new_full((missing,), IGNORED)])
 
 
 class Reader:
@@ -69,8 +62,7 @@ class Reader:
         begins = [int(self._epoch(length, place // size)[place % size]) for place in range(step * count, (step + 1) * count)]
         rows = np.stack([self.stream[begin : begin + length + 1] for begin in begins]).astype(np.int64)
         ids, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].flatten())
-        unit = max(8, len(targets) // 64)
-        return Windows(ids, targets, [filled(tail, unit) for tail in tails_of(targets, self.bands[1:])])
+        return Windows(ids, targets, tails_of(targets, self.bands[1:]))
 
     def steps(self, first: int, shapes: Sequence[tuple[int, int]]) -> Iterator[list[Windows]]:
         """The steps from `first` on, without end, prepared by a background thread."""

@@ -27,7 +27,7 @@ class Recipe:
     of its sightings."""
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float = 1.0
-    windows: tuple[tuple[int, int], ...] = ((256, 192), (64, 256))
+    windows: tuple[tuple[int, int], ...] = ((256, 288), (64, 384))
     """(tokens, windows) of each step. All begin with a sentence: the short ones teach what the analysis asks for,
     sentences without a context."""
 
@@ -36,14 +36,14 @@ class Recipe:
         return sum(length * count for length, count in self.windows)
 
     def config(self, vocab_size: int) -> AdaptiveConfig:
-        """The network's shape; a vocabulary too small for a band goes without it."""
+        """The network's shape; in a vocabulary too small for these bands, the rarer half of the words is the tail."""
         return AdaptiveConfig(
             vocab_size=vocab_size,
             hidden_size=self.d,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             intermediate_size=self.cells,
-            cutoffs=[cutoff for cutoff in self.cutoffs if cutoff < vocab_size],
+            cutoffs=[cutoff for cutoff in self.cutoffs if cutoff < vocab_size] or [vocab_size // 2],
             max_position_embeddings=self.context,
         )
 

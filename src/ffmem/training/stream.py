@@ -23,7 +23,7 @@ UNKNOWN = SPECIALS.index("<unk>")
 CHUNK = 8192
 """Sentences that are split together, by as many threads as there are cores."""
 
-Ids = Int[np.ndarray, " tokens"]
+Ids = Int[np.ndarray, " _tokens"]
 
 
 def sentences(sources: Sequence[Source], reporter: Reporter | None = None, what: str = "") -> Iterator[str]:

@@ -20,7 +20,7 @@ from ffmem.corpus.sources import open_sources
 from ffmem.index.folder import RunFolder
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import WikiTokenizer, wiki_tokenizer
-from ffmem.model.loading import device_of
+from ffmem.model.loading import device_of, quiet_transformers
 from ffmem.progress import reporting
 from ffmem.training.batches import Reader, Windows
 from ffmem.training.perplexity import Perplexity, perplexity, window_perplexity
@@ -49,7 +49,7 @@ def train(
     seed: int = 0,
     device: str = "auto",
     compiled: bool | None = None,
-    checkpoint_minutes: int | float = 2,
+    checkpoint_minutes: int | float = 5,
     log_every: int = 50,
     column: str = "text",
     overwrite: bool = False,
@@ -144,7 +144,7 @@ class Trainer:
         total = sum(len(windows.targets) for windows in batches)
         mean = torch.zeros((), device=self.device)
         for windows in batches:
-            loss = self.loss(windows.to(self.device)) / total
+            loss = self.loss(_any_tails(windows.to(self.device))) / total
             loss.backward()
             mean += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
@@ -216,6 +216,15 @@ class Trainer:
             raise
 
 
+def _any_tails(windows: Windows) -> Windows:
+    """Tell the compiler that the number of rare words changes from batch to batch: one compilation for all."""
+    for tail in windows.tails:
+        for tensor in tail:
+            if len(tensor) > 1:
+                torch._dynamo.mark_dynamic(tensor, 0)
+    return windows
+
+
 def _optimiser(model: AdaptiveLM, recipe: Recipe, *, fused: bool) -> torch.optim.AdamW:
     matrices = {name for name, parameter in model.named_parameters() if "layers." in name and parameter.dim() == 2}
     groups: list[dict[str, Any]] = [
@@ -280,7 +289,8 @@ def _save(
     found: Perplexity,
 ) -> None:
     """The model folder, then its card; the card's name makes it count, and the work is cleared."""
-    model.save_pretrained(folder.path)
+    with quiet_transformers():
+        model.save_pretrained(folder.path)
     tokenizer.save_pretrained(folder.path)
     card = plan | asdict(counters) | {"perplexity": asdict(found), "vocabulary": len(tokenizer)}
     card["parameters"] = sum(parameter.numel() for parameter in model.parameters())

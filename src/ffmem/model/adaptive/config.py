@@ -58,8 +58,8 @@ class AdaptiveConfig(PretrainedConfig):  # type: ignore[misc]
         # Input and softmax share their tables by construction; there is no second copy to tie.
         super().__init__(**(special | kwargs | {"tie_word_embeddings": False}))
         edges = [0, *self.cutoffs, vocab_size]
-        if edges != sorted(set(edges)):
-            raise ValueError(f"expected rising cutoffs below vocab_size {vocab_size}, found {self.cutoffs}")
+        if edges != sorted(set(edges)) or not self.cutoffs:
+            raise ValueError(f"expected one or more rising cutoffs below vocab_size {vocab_size}, found {self.cutoffs}")
         if hidden_size % num_attention_heads or hidden_size % 2:
             raise ValueError(f"expected an even hidden_size divided by {num_attention_heads} heads, found {hidden_size}")
         if hidden_size // factor ** len(self.cutoffs) < 1:

@@ -38,7 +38,7 @@ _OF_FILES = {
 }
 """Arguments of `from_pretrained` that say where files are."""
 
-Tail = tuple[Int[Tensor, " rows"], Int[Tensor, " rows"]]
+Tail = tuple[Int[Tensor, " _rows"], Int[Tensor, " _rows"]]
 """Which rows of a batch have their target in a tail band, and the target's place in that band."""
 
 
@@ -86,12 +86,12 @@ class AdaptiveSoftmax(nn.Module):
         super().__init__()
         self.bands = nn.Linear(config.hidden_size, len(config.bands) - 1, bias=False)
 
-    def head(self, h: Float[Tensor, "n d"], tables: AdaptiveInput) -> Float[Tensor, "n head"]:
+    def head(self, h: Float[Tensor, "*batch d"], tables: AdaptiveInput) -> Float[Tensor, "*batch head"]:
         """Unnormalised scores: the first band's words, then the tail bands."""
         return functional.linear(h, torch.cat([next(iter(tables)).words.weight, self.bands.weight]))
 
     @staticmethod
-    def tail(h: Float[Tensor, "n d"], band: Band) -> Float[Tensor, "n words"]:
+    def tail(h: Float[Tensor, "*batch d"], band: Band) -> Float[Tensor, "*batch words"]:
         """Unnormalised scores of a tail band's words."""
         return functional.linear(h @ band.project.weight, band.words.weight)
 

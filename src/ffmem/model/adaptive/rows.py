@@ -22,7 +22,7 @@ def to_rows(weight: Float[Tensor, "rows width"]) -> tuple[Int8[Tensor, "rows wid
     """
     # Rounded to half precision first: the numbers must fit the scale as it is stored.
     scale = (weight.float().abs().amax(1) / 127).to(torch.float16)
-    safe = scale.float().clamp_min(torch.finfo(torch.float16).tiny)[:, None]
+    safe = torch.where(scale > 0, scale.float(), 1.0)[:, None]
     return (weight.float() / safe).round().clamp(-127, 127).to(torch.int8), scale
 
 

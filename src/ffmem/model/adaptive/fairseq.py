@@ -1,0 +1,373 @@
+"""Read the checkpoint that the paper's model was released as: fairseq's `model.pt` beside its `dict.txt`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import uuid
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ffmem.model.adaptive.config import AdaptiveConfig
+from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.words import ModelError
+
+if TYPE_CHECKING:
+    from ffmem.model.adaptive.tokenizer import WikiTokenizer
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq puts them before the words of every dictionary
+
+# What the network does, by fairseq's names: (argument, the value it stands for, what its absence meant to fairseq).
+# `decoder_normalize_before` was set to true by every transformer_lm architecture, so old files may leave it out.
+_FIXED: tuple[tuple[str, object, object], ...] = (
+    ("adaptive_input", True, False),
+    ("tie_adaptive_weights", True, False),
+    ("tie_adaptive_proj", True, False),
+    ("decoder_normalize_before", True, True),
+    ("no_decoder_final_norm", True, False),
+    ("activation_fn", "relu", "relu"),
+    ("decoder_learned_pos", False, False),
+    ("no_token_positional_embeddings", False, False),
+    ("no_scale_embedding", False, False),
+    ("layernorm_embedding", False, False),
+    ("character_embeddings", False, False),
+    ("decoder_layers_to_keep", None, None),
+)
+
+# Markers, and tables of sinusoids, which follow from the width.
+_IGNORED = {
+    "decoder.version",
+    "decoder.embed_tokens._float_tensor",
+    "decoder.embed_positions._float_tensor",
+    "decoder.embed_positions.weights",
+    "decoder.adaptive_softmax.version",
+    "decoder.adaptive_softmax.head._float_tensor",
+}
+
+_LINE = re.compile(r"(?P<word>[^ ]+) -?\d+(?P<flag> #fairseq:overwrite)?")
+
+
+def is_fairseq(folder: Path) -> bool:
+    """Whether a folder holds a fairseq language model rather than a transformers one."""
+    files = ((folder / name).is_file() for name in ("model.pt", "dict.txt"))
+    return all(files) and not (folder / "config.json").exists()
+
+
+def load_fairseq(folder: str | Path) -> tuple[AdaptiveLM, WikiTokenizer]:
+    """The model of a fairseq folder, in eval mode and in the dtype it was stored in, and its tokenizer."""
+    from ffmem.model.adaptive.tokenizer import wiki_tokenizer
+
+    config, state, words = _read(Path(folder))
+    tokenizer = wiki_tokenizer(words, context=config.max_position_embeddings)
+    with torch.device("meta"):  # random numbers for 247M weights take longer than reading them
+        model = AdaptiveLM(config)
+    # Copies, so that the model does not hang on the mapped file.
+    model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+    return model.eval(), tokenizer
+
+
+def convert(source: str | Path, out: str | Path) -> Path:
+    """Write a fairseq folder as a transformers folder (safetensors, config, tokenizer) and return its path.
+
+    `out` must not exist; it appears whole or not at all.
+    """
+    target = Path(out)
+    if target.exists() or target.is_symlink():
+        raise ModelError(f"expected a folder that is not there yet, found {target}; nothing is written over, name another")
+    model, tokenizer = load_fairseq(source)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.mkdir(parents=True)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        temporary.rename(target)  # fails where someone made a folder with files, or a file, meanwhile
+    except Exception as error:  # safetensors has an I/O error of its own
+        raise ModelError(f"{target}: the model could not be written there ({_first_line(error)})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def read_checkpoint(folder: str | Path) -> tuple[AdaptiveConfig, dict[str, Tensor]]:
+    """Config and state dict of `AdaptiveLM`, every argument and shape checked.
+
+    Tensors keep the stored dtype (float32 where several are mixed). They may be views of the mapped file: copy
+    them before the file changes.
+    """
+    config, state, _ = _read(Path(folder))
+    return config, state
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of a `dict.txt` in the order of their ids; the first has id 4, after fairseq's four special tokens.
+
+    Filler such as `madeupword0000` stays, because ids count it. A word that comes again needs fairseq's
+    `#fairseq:overwrite` flag. It is then read as the later id; the earlier one keeps its row under a name that no
+    text can hold.
+    """
+    try:
+        # Not splitlines(): a word may hold characters that Python takes for line ends.
+        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise ModelError(f"{path}: expected fairseq's dictionary, found: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: expected UTF-8 text, found byte {error.start} that is not; download it again") from error
+    words: list[str] = []
+    places: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        match = _LINE.fullmatch(line.rstrip("\r"))
+        if match is None:
+            raise ModelError(f"{path}, line {number}: expected `word count`, found {line[:60]!r}")
+        word = match["word"]
+        if word in SPECIAL:
+            raise ModelError(f"{path}, line {number}: expected a word, found {word}, which has an id of its own before them")
+        if word in places:
+            if not match["flag"]:
+                raise ModelError(
+                    f"{path}, line {number}: expected a new word, found {word!r} again without the #fairseq:overwrite flag"
+                )
+            words[places[word]] = f"{word} (overwritten, line {places[word] + 1})"
+        places[word] = len(words)
+        words.append(word)
+    return words
+
+
+def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
+    path = folder / "model.pt"
+    for file in (path, folder / "dict.txt"):
+        if not file.is_file():
+            raise ModelError(f"{folder}: expected a fairseq language model with model.pt and dict.txt, found no {file.name}")
+    words = read_words(folder / "dict.txt")
+    arguments, stored = _open(path)
+    _check_dictionary(stored, len(words), path)
+    config = _config(arguments, vocabulary=len(SPECIAL) + len(words), path=path)
+    return config, _state(stored, config, path), words
+
+
+# ---- the file
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Arguments and weights as they are stored. Nothing in the file can run: only plain values are unpickled."""
+    try:
+        archive = zipfile.is_zipfile(path)  # files from before torch 1.6 are not, and cannot be mapped
+        if archive and (damaged := _damaged_part(path)):
+            raise OSError(f"the checksum of {damaged} is wrong")
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about pickles and storages of another age
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except Exception as error:  # damage reaches torch as any of a dozen kinds
+        if foreign := re.search(r"GLOBAL (\S+)", str(error)):
+            raise ModelError(
+                f"{path}: expected tensors, plain values and an argparse.Namespace, found {foreign[1]}, which is not run; "
+                "if you trust the file, save its `args` (or `cfg`) and `model` alone with torch.save"
+            ) from error
+        why = _first_line(error).split(". ")[0]  # the rest is torch's advice, which is to run the file
+        raise ModelError(
+            f"{path}: expected a checkpoint that torch can read, found a damaged or foreign file "
+            f"({type(error).__name__}{': ' if why else ''}{why}); download it again"
+        ) from error
+    if not isinstance(found, Mapping) or not isinstance(found.get("model"), Mapping):
+        keys = ", ".join(map(str, list(found)[:6])) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise ModelError(f"{path}: expected a fairseq checkpoint with `args` and `model`, found {keys or 'nothing'}")
+    for key, value in found["model"].items():
+        if not isinstance(value, Tensor):
+            raise ModelError(f"{path}: expected a tensor at {key}, found a {type(value).__name__}")
+    return _arguments(found, path), dict(found["model"])
+
+
+def _damaged_part(path: Path) -> str | None:
+    """The first part of an archive whose checksum is wrong; torch does not look."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
+
+
+def _arguments(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """fairseq's arguments by name, from `args` or from the `cfg` that replaced it at the end of 2020."""
+    if isinstance(args := checkpoint.get("args"), argparse.Namespace):
+        arguments = dict(vars(args))
+        if "no_tie_adaptive_proj" in arguments:  # an option of 2018: such models never had a final norm
+            arguments["no_decoder_final_norm"] = True
+            arguments.setdefault("tie_adaptive_proj", arguments["no_tie_adaptive_proj"] is False)
+        if "decoder_final_norm" in arguments:
+            arguments["no_decoder_final_norm"] = not arguments["decoder_final_norm"]
+        return arguments
+    cfg = checkpoint.get("cfg")
+    model = cfg.get("model") if isinstance(cfg, Mapping) else None
+    if isinstance(model, argparse.Namespace):
+        model = vars(model)
+    if not isinstance(model, Mapping):
+        kinds = ", ".join(f"{name}: {type(checkpoint[name]).__name__}" for name in ("args", "cfg") if name in checkpoint)
+        raise ModelError(
+            f"{path}: expected the model's arguments as a Namespace `args` or a plain dict `cfg` with `model`, "
+            f"found {kinds or 'neither'}"
+        )
+    # A cfg names every option, and without an architecture that turns it on, pre-norm is off.
+    return {"decoder_normalize_before": False, **model}
+
+
+# ---- the arguments
+
+
+def _config(arguments: Mapping[str, Any], *, vocabulary: int, path: Path) -> AdaptiveConfig:
+    """The network that the arguments describe, or an error that names the first one it cannot have."""
+    for name, supported, absent in _FIXED:
+        found = arguments.get(name, absent)
+        if found != supported and not (supported is None and not found):
+            raise ModelError(f"{path}: expected {name} to be {supported!r}, the only form supported, found {found!r}")
+    d = _whole(arguments, "decoder_embed_dim", path)
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        if arguments.get(name, d) != d:
+            raise ModelError(f"{path}: expected {name} to equal decoder_embed_dim, {d}, found {arguments[name]!r}")
+    factor = _whole(arguments, "adaptive_input_factor", path)
+    cutoffs = _cutoffs(arguments, "adaptive_input_cutoff", path)
+    if (other := _whole(arguments, "adaptive_softmax_factor", path)) != factor:
+        raise ModelError(f"{path}: expected adaptive_softmax_factor to equal adaptive_input_factor, {factor}, found {other}")
+    if (others := _cutoffs(arguments, "adaptive_softmax_cutoff", path)) != cutoffs:
+        raise ModelError(
+            f"{path}: expected adaptive_softmax_cutoff to equal adaptive_input_cutoff, {cutoffs}, found {others}"
+        )
+    # What the positions were built for; where it is not said they were built for the training windows.
+    context = "max_target_positions" if arguments.get("max_target_positions") is not None else "tokens_per_sample"
+    sizes: dict[str, Any] = {
+        "hidden_size": d,
+        "num_hidden_layers": _whole(arguments, "decoder_layers", path),
+        "num_attention_heads": _whole(arguments, "decoder_attention_heads", path),
+        "intermediate_size": _whole(arguments, "decoder_ffn_embed_dim", path),
+        "max_position_embeddings": _whole(arguments, context, path),
+    }
+    try:
+        return AdaptiveConfig(vocab_size=vocabulary, cutoffs=cutoffs, factor=factor, **sizes)
+    except ValueError as error:  # sizes that do not go together: heads and width, cut-offs and vocabulary
+        raise ModelError(f"{path}: {_first_line(error)}") from error
+
+
+def _whole(arguments: Mapping[str, Any], name: str, path: Path) -> int:
+    """An argument that is a whole number above 0; factors are stored as floats."""
+    found = arguments.get(name)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 1 <= found < 2**31 or found % 1:
+        known = f"{found!r}" if name in arguments else f"none (arch {arguments.get('arch', arguments.get('_name'))!r})"
+        raise ModelError(f"{path}: expected {name} to be a whole number above 0, found {known}")
+    return int(found)
+
+
+def _cutoffs(arguments: Mapping[str, Any], name: str, path: Path) -> list[int]:
+    """Cut-offs from fairseq's "20000,60000" or a list."""
+    found = arguments.get(name)
+    parts = found.strip("[]() ").split(",") if isinstance(found, str) else found
+    try:
+        cutoffs = [int(part) for part in parts]  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        cutoffs = []
+    if not cutoffs or cutoffs != sorted({cutoff for cutoff in cutoffs if cutoff > 0}):
+        raise ModelError(f"{path}: expected {name} to be rising numbers such as '20000,60000', found {found!r}")
+    return cutoffs
+
+
+# ---- the weights
+
+
+def _state(stored: Mapping[str, Tensor], config: AdaptiveConfig, path: Path) -> dict[str, Tensor]:
+    """fairseq's tensors under the network's names; every tensor of the file is used, known or refused."""
+    left = {key: tensor for key, tensor in stored.items() if key not in _IGNORED}
+    if "decoder.adaptive_softmax.version" not in stored:
+        # Before this marker fairseq read a band's probability one row too early, and still does for such files.
+        raise ModelError(
+            f"{path}: expected the key decoder.adaptive_softmax.version, found none; "
+            "an adaptive softmax from before it was numbered is not supported"
+        )
+    _unpack_attention(left, config, path)
+    shapes = _shapes(config)
+    state = {name: _take(left, key, shape, path) for name, (key, shape) in shapes.items()}
+    for copy, name in _ties(config).items():
+        tensor = _take(left, copy, shapes[name][1], path)
+        if not tensor.is_set_to(state[name]) and not torch.equal(tensor, state[name]):
+            raise ModelError(f"{path}: expected {copy} to equal {shapes[name][0]}, which it is tied to, found other numbers")
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise ModelError(f"{path}: expected only the tensors of a transformer_lm, found {next(iter(left))}{more}")
+    dtypes = {tensor.dtype for tensor in state.values()}
+    return state if len(dtypes) == 1 else {name: tensor.float() for name, tensor in state.items()}
+
+
+def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> None:
+    """The rows of all tables together are the dictionary; said first, because a wrong dict.txt is the likely mistake."""
+    rows = sum(tensor.shape[0] for key, tensor in stored.items() if re.fullmatch(_table(r"\d+", 0), key) and tensor.ndim)
+    if rows and rows != len(SPECIAL) + words:
+        raise ModelError(
+            f"{path}: expected {rows - len(SPECIAL)} words in {path.with_name('dict.txt')} ({rows} rows of its tables "
+            f"less {len(SPECIAL)} special tokens), found {words}; use the dict.txt that came with this model.pt"
+        )
+
+
+def _table(band: int | str, part: int) -> str:
+    """fairseq's key of a band's words (part 0) or of their projection into the stream (part 1)."""
+    return f"decoder.embed_tokens.embeddings.{band}.{part}.weight"
+
+
+def _shapes(config: AdaptiveConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """For every tensor of the network its key in the file and its shape."""
+    d, cells = config.hidden_size, config.intermediate_size
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for number, band in enumerate(config.bands):
+        found[f"model.embed.bands.{number}.words.weight"] = (_table(number, 0), (band.size, band.width))
+        found[f"model.embed.bands.{number}.project.weight"] = (_table(number, 1), (d, band.width))
+    square = {f"self_attn.{part}_proj": (d, d) for part in ("q", "k", "v", "out")}
+    for layer in range(config.num_hidden_layers):
+        for part, shape in {**square, "fc1": (cells, d), "fc2": (d, cells)}.items():
+            found[f"model.layers.{layer}.{part}.weight"] = (f"decoder.layers.{layer}.{part}.weight", shape)
+            found[f"model.layers.{layer}.{part}.bias"] = (f"decoder.layers.{layer}.{part}.bias", shape[:1])
+        for part in ("self_attn_layer_norm", "final_layer_norm"):
+            for kind in ("weight", "bias"):
+                found[f"model.layers.{layer}.{part}.{kind}"] = (f"decoder.layers.{layer}.{part}.{kind}", (d,))
+    found["softmax.bands.weight"] = ("decoder.adaptive_softmax.head.class_proj.weight", (len(config.cutoffs), d))
+    return found
+
+
+def _ties(config: AdaptiveConfig) -> dict[str, str]:
+    """The softmax's copies and the tensors they are tied to. Both are stored alike: fairseq transposes when it runs."""
+    ties = {"decoder.adaptive_softmax.head.word_proj.weight": "model.embed.bands.0.words.weight"}
+    for tail in range(len(config.cutoffs)):
+        ties[f"decoder.adaptive_softmax.tail.{tail}.0.weight"] = f"model.embed.bands.{tail + 1}.project.weight"
+        ties[f"decoder.adaptive_softmax.tail.{tail}.2.weight"] = f"model.embed.bands.{tail + 1}.words.weight"
+    return ties
+
+
+def _unpack_attention(left: dict[str, Tensor], config: AdaptiveConfig, path: Path) -> None:
+    """Until the end of 2019 queries, keys and values were one tensor, stacked in this order."""
+    d = config.hidden_size
+    for layer in range(config.num_hidden_layers):
+        for kind, shape in (("weight", (3 * d, d)), ("bias", (3 * d,))):
+            prefix = f"decoder.layers.{layer}.self_attn."
+            if f"{prefix}in_proj_{kind}" not in left:
+                continue
+            packed = _take(left, f"{prefix}in_proj_{kind}", shape, path)
+            for part, tensor in zip("qkv", packed.chunk(3), strict=True):
+                if left.setdefault(f"{prefix}{part}_proj.{kind}", tensor) is not tensor:
+                    raise ModelError(
+                        f"{path}: expected {prefix}in_proj_{kind} or {prefix}{part}_proj.{kind}, found both in one file"
+                    )
+
+
+def _take(left: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> Tensor:
+    """Remove a tensor from those left, its shape checked."""
+    if key not in left:
+        raise ModelError(f"{path}: expected the key {key} of shape {list(shape)}, found none")
+    tensor = left.pop(key)
+    if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+        raise ModelError(
+            f"{path}: expected {key} to be floats of shape {list(shape)}, found {tensor.dtype} of {list(tensor.shape)}"
+        )
+    return tensor
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" :") if lines else ""
