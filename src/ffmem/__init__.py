@@ -32,6 +32,7 @@ _HOMES = {
     "MemoryModel": "ffmem.model.memories",
     "Trigger": "ffmem.words",
     "build_index": "ffmem.index.build",
+    "convert": "ffmem.model.adaptive.convert",
     "demo": "ffmem.demo",
     "export": "ffmem.index.export",
     "load_model": "ffmem.model.loading",

@@ -24,6 +24,7 @@ FOUND = {
     "xglm": ("fc1", None, "fc2"),
 }
 PROJECTED = "opt-post-norm-projected"
+BANDED = "adaptive_lm"  # words in several tables: there is no one embedding whose width is the stream's
 
 
 @pytest.mark.parametrize("variant", UNKNOWN)
@@ -40,7 +41,7 @@ def test_an_unknown_architecture_is_found_by_shape(memories, recorded, variant, 
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [
-        *((variant, torch.float32) for variant in VARIANTS if variant != PROJECTED),
+        *((variant, torch.float32) for variant in VARIANTS if variant not in (PROJECTED, BANDED)),
         # In half precision, one of each way to add up a block.
         *((variant, torch.bfloat16) for variant in ("gpt2", "gptj", "bloom", "falcon-new", "gemma2", "phi3", "olmo2")),
     ],

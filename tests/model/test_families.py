@@ -18,7 +18,7 @@ def tanh_gelu(x):
 
 
 ACTIVATIONS = {
-    torch.relu: ["gpt2-relu", "opt", "opt-post-norm-projected"],
+    torch.relu: ["gpt2-relu", "opt", "opt-post-norm-projected", "adaptive_lm"],
     lambda x: torch.relu(x) ** 2: ["nemotron"],
     lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2: [
         *(name for name in VARIANTS if name.startswith(("gpt_neox", "falcon"))),

@@ -122,7 +122,9 @@ def test_the_home_of_nobody_is_a_missing_folder():
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):
-    expected = "expected config.json and weights of a transformers model, found no config.json"
+    expected = (
+        "expected config.json and weights of a transformers model, or fairseq's model.pt and dict.txt, found no config.json"
+    )
     assert refusal(tmp_path) == f"{tmp_path}: {expected}"
 
 

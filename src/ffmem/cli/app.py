@@ -285,6 +285,24 @@ def train(
 
 
 @app.command()
+def convert(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`) or a folder of `ffmem train`.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    rows8: Annotated[bool, typer.Option("--rows8", help="Weights as 8-bit rows: a quarter of the size.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the paper's original model, or one like it, as a Hugging Face folder."""
+    from ffmem.model.adaptive.convert import convert as write
+
+    _note(quiet, f"reading {source}")
+    folder = write(source, out, rows8=rows8)
+    size = gigabytes(sum(file.stat().st_size for file in folder.iterdir()))
+    _note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
+
+
+@app.command()
 def demo(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")

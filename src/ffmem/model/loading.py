@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 
+from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq
 from ffmem.model.adaptive.network import register
 from ffmem.model.check import refuse_unless_sound
 from ffmem.model.discovery import discover
@@ -41,9 +42,10 @@ def load_model(
 ) -> MemoryModel:
     """Load a causal transformer and check that its memories can be read.
 
-    `source` is a Hugging Face id, a local folder, a `.gguf` file, or a `PreTrainedModel` in memory (with its
-    `tokenizer`). `device="auto"` takes a GPU where there is one; `dtype="auto"` is float32 on a CPU and the
-    checkpoint's own on a GPU. A model in memory stays where and as it is, in eval mode; no weight is ever changed.
+    `source` is a Hugging Face id, a local folder (the original model as fairseq wrote it too), a `.gguf` file, or a
+    `PreTrainedModel` in memory (with its `tokenizer`). `device="auto"` takes a GPU where there is one; `dtype="auto"` is
+    float32 on a CPU and the checkpoint's own on a GPU. A model in memory stays where and as it is, in eval mode; no weight
+    is ever changed.
     """
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
@@ -56,8 +58,8 @@ def load_model(
             raise ModelError(f"{type(source).__name__} is in memory: give its tokenizer too (tokenizer=...)")
         model, name = source, source.config._name_or_path or type(source).__name__
     else:
-        name = _name(source)
-        model, loaded_tokenizer = _from_pretrained(name, revision, device_map)
+        name = known_name(source)
+        model, loaded_tokenizer = stored_model(name, revision, device_map)
         tokenizer = tokenizer or loaded_tokenizer
     _refuse_unreadable(model.config, name)
     if model.get_output_embeddings() is None:
@@ -93,7 +95,7 @@ def load_model(
     return loaded
 
 
-def _name(source: str | Path) -> str:
+def known_name(source: str | Path) -> str:
     """An id as it is; a local folder or file by its absolute path, so that a run can find it again."""
     try:
         path = Path(source).expanduser()
@@ -107,15 +109,20 @@ def _name(source: str | Path) -> str:
     return str(source)
 
 
-def _from_pretrained(name: str, revision: str | None, device_map: str | None) -> tuple[Any, Any]:
+def stored_model(name: str, revision: str | None = None, device_map: str | None = None) -> tuple[Any, Any]:
     """Model and tokenizer in the dtype they were stored in."""
+    if is_fairseq(Path(name)):
+        return load_fairseq(name)
     where: dict[str, Any] = {"revision": revision} if revision else {}
     folder = name
     if name.endswith(".gguf"):
         where["gguf_file"] = Path(name).name
         folder = str(Path(name).parent)
     elif Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise ModelError(f"{name}: expected config.json and weights of a transformers model, found no config.json")
+        raise ModelError(
+            f"{name}: expected config.json and weights of a transformers model, or fairseq's model.pt and dict.txt, "
+            "found no config.json"
+        )
     register()
     try:
         if "gguf_file" not in where:

@@ -7,44 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from ffmem.model.adaptive import fairseq
-from ffmem.model.adaptive.fairseq import convert, is_fairseq, load_fairseq, read_checkpoint, read_words
+from ffmem.model.adaptive.dictionary import read_words
+from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq, read_checkpoint
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.words import ModelError
+from tests.model.adaptive.conftest import SENTENCES, TINY
 
-TINY = Path(__file__).parent / "fairseq-tiny"
-SENTENCES = (TINY / "sentences.txt").read_text("utf-8").splitlines()
 HEAD = "decoder.adaptive_softmax.head.word_proj.weight"
 FIRST = "decoder.embed_tokens.embeddings.0.0.weight"
 FC1 = "decoder.layers.1.fc1.weight"
-
-
-@pytest.fixture
-def stored():
-    """The tiny checkpoint as plain values that a test may change."""
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(TINY / "model.pt", weights_only=True)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Save a changed checkpoint beside the tiny dictionary: `folder(stored)`."""
-
-    def save(checkpoint, **options):
-        made = tmp_path / "checkpoint"
-        made.mkdir(exist_ok=True)
-        torch.save(checkpoint, made / "model.pt", **options)
-        (made / "dict.txt").write_bytes((TINY / "dict.txt").read_bytes())
-        return made
-
-    return save
-
-
-@pytest.fixture(scope="session")
-def reference():
-    return load_file(TINY / "reference.safetensors")
 
 
 @pytest.fixture(scope="session")
@@ -493,73 +465,3 @@ def test_load_gives_model_and_tokenizer(reference):
         with torch.inference_mode():
             found = model(input_ids=ids[None]).logits[0]
         torch.testing.assert_close(found, reference[f"{number}.log_probs"], rtol=1e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_converted_folder_gives_the_same_bits(stored, folder, tmp_path, reference, dtype):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ffmem.model.adaptive.network import register
-
-    stored["model"] = {key: t.to(dtype) if t.is_floating_point() else t for key, t in stored["model"].items()}
-    source = folder(stored)
-    assert convert(source, str(tmp_path / "new" / "converted")) == tmp_path / "new" / "converted"
-    out = tmp_path / "new" / "converted"
-    assert [path.name for path in out.parent.iterdir()] == ["converted"]  # nothing temporary stays
-    assert {"config.json", "model.safetensors"} <= {path.name for path in out.iterdir()}
-    register()
-    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    expected, expected_tokenizer = load_fairseq(source)
-    assert isinstance(model, AdaptiveLM)
-    assert model.dtype == expected.dtype == dtype
-    for number, sentence in enumerate(SENTENCES):
-        assert tokenizer(sentence).input_ids == expected_tokenizer(sentence).input_ids
-        ids = reference[f"{number}.ids"][None]
-        with torch.inference_mode():
-            assert torch.equal(model(input_ids=ids).logits, expected(input_ids=ids).logits)
-
-
-@pytest.mark.parametrize("kind", ["empty folder", "full folder", "file", "dead link"])
-def test_nothing_is_converted_over_what_exists(tmp_path, kind):
-    out = tmp_path / "out"
-    if kind == "file":
-        out.write_text("mine")
-    elif kind == "dead link":
-        out.symlink_to(tmp_path / "nowhere")
-    else:
-        out.mkdir()
-    if kind == "full folder":
-        (out / "config.json").write_text("mine")
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    with pytest.raises(ModelError, match="expected a folder that is not there yet"):
-        convert(TINY, out)
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
-
-
-def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    def half_written(self, where, **_):
-        (Path(where) / "model.safetensors").write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(fairseq.AdaptiveLM, "save_pretrained", half_written)
-    with pytest.raises(ModelError, match=r"could not be written there .*No space left"):
-        convert(TINY, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_made_meanwhile_is_not_written_over(tmp_path, monkeypatch):
-    def slow(self, where, **_):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "mine").write_text("mine")
-
-    monkeypatch.setattr(fairseq.AdaptiveLM, "save_pretrained", slow)
-    with pytest.raises(ModelError, match="could not be written there"):
-        convert(TINY, tmp_path / "out")
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
-
-
-def test_a_source_that_does_not_load_writes_nothing(tmp_path):
-    with pytest.raises(ModelError, match=r"expected a fairseq language model with model.pt and dict.txt, found no model.pt"):
-        convert(tmp_path / "nowhere", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
-import uuid
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffmem.model.adaptive.config import AdaptiveConfig
+from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, wiki_tokenizer
 from ffmem.words import ModelError
-
-if TYPE_CHECKING:
-    from ffmem.model.adaptive.tokenizer import WikiTokenizer
-
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq puts them before the words of every dictionary
 
 # What the network does, by fairseq's names: (argument, the value it stands for, what its absence meant to fairseq).
 # `decoder_normalize_before` was set to true by every transformer_lm architecture, so old files may leave it out.
@@ -51,8 +46,6 @@ _IGNORED = {
     "decoder.adaptive_softmax.head._float_tensor",
 }
 
-_LINE = re.compile(r"(?P<word>[^ ]+) -?\d+(?P<flag> #fairseq:overwrite)?")
-
 
 def is_fairseq(folder: Path) -> bool:
     """Whether a folder holds a fairseq language model rather than a transformers one."""
@@ -62,8 +55,6 @@ def is_fairseq(folder: Path) -> bool:
 
 def load_fairseq(folder: str | Path) -> tuple[AdaptiveLM, WikiTokenizer]:
     """The model of a fairseq folder, in eval mode and in the dtype it was stored in, and its tokenizer."""
-    from ffmem.model.adaptive.tokenizer import wiki_tokenizer
-
     config, state, words = _read(Path(folder))
     tokenizer = wiki_tokenizer(words, context=config.max_position_embeddings)
     with torch.device("meta"):  # random numbers for 247M weights take longer than reading them
@@ -71,28 +62,6 @@ def load_fairseq(folder: str | Path) -> tuple[AdaptiveLM, WikiTokenizer]:
     # Copies, so that the model does not hang on the mapped file.
     model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
     return model.eval(), tokenizer
-
-
-def convert(source: str | Path, out: str | Path) -> Path:
-    """Write a fairseq folder as a transformers folder (safetensors, config, tokenizer) and return its path.
-
-    `out` must not exist; it appears whole or not at all.
-    """
-    target = Path(out)
-    if target.exists() or target.is_symlink():
-        raise ModelError(f"expected a folder that is not there yet, found {target}; nothing is written over, name another")
-    model, tokenizer = load_fairseq(source)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        temporary.mkdir(parents=True)
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        temporary.rename(target)  # fails where someone made a folder with files, or a file, meanwhile
-    except Exception as error:  # safetensors has an I/O error of its own
-        raise ModelError(f"{target}: the model could not be written there ({_first_line(error)})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
 
 
 def read_checkpoint(folder: str | Path) -> tuple[AdaptiveConfig, dict[str, Tensor]]:
@@ -105,40 +74,6 @@ def read_checkpoint(folder: str | Path) -> tuple[AdaptiveConfig, dict[str, Tenso
     return config, state
 
 
-def read_words(path: Path) -> list[str]:
-    """The words of a `dict.txt` in the order of their ids; the first has id 4, after fairseq's four special tokens.
-
-    Filler such as `madeupword0000` stays, because ids count it. A word that comes again needs fairseq's
-    `#fairseq:overwrite` flag. It is then read as the later id; the earlier one keeps its row under a name that no
-    text can hold.
-    """
-    try:
-        # Not splitlines(): a word may hold characters that Python takes for line ends.
-        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise ModelError(f"{path}: expected fairseq's dictionary, found: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: expected UTF-8 text, found byte {error.start} that is not; download it again") from error
-    words: list[str] = []
-    places: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        match = _LINE.fullmatch(line.rstrip("\r"))
-        if match is None:
-            raise ModelError(f"{path}, line {number}: expected `word count`, found {line[:60]!r}")
-        word = match["word"]
-        if word in SPECIAL:
-            raise ModelError(f"{path}, line {number}: expected a word, found {word}, which has an id of its own before them")
-        if word in places:
-            if not match["flag"]:
-                raise ModelError(
-                    f"{path}, line {number}: expected a new word, found {word!r} again without the #fairseq:overwrite flag"
-                )
-            words[places[word]] = f"{word} (overwritten, line {places[word] + 1})"
-        places[word] = len(words)
-        words.append(word)
-    return words
-
-
 def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
     path = folder / "model.pt"
     for file in (path, folder / "dict.txt"):
@@ -147,7 +82,7 @@ def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
     words = read_words(folder / "dict.txt")
     arguments, stored = _open(path)
     _check_dictionary(stored, len(words), path)
-    config = _config(arguments, vocabulary=len(SPECIAL) + len(words), path=path)
+    config = _config(arguments, vocabulary=len(SPECIALS) + len(words), path=path)
     return config, _state(stored, config, path), words
 
 
@@ -300,10 +235,10 @@ def _state(stored: Mapping[str, Tensor], config: AdaptiveConfig, path: Path) -> 
 def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> None:
     """The rows of all tables together are the dictionary; said first, because a wrong dict.txt is the likely mistake."""
     rows = sum(tensor.shape[0] for key, tensor in stored.items() if re.fullmatch(_table(r"\d+", 0), key) and tensor.ndim)
-    if rows and rows != len(SPECIAL) + words:
+    if rows and rows != len(SPECIALS) + words:
         raise ModelError(
-            f"{path}: expected {rows - len(SPECIAL)} words in {path.with_name('dict.txt')} ({rows} rows of its tables "
-            f"less {len(SPECIAL)} special tokens), found {words}; use the dict.txt that came with this model.pt"
+            f"{path}: expected {rows - len(SPECIALS)} words in {path.with_name('dict.txt')} ({rows} rows of its tables "
+            f"less {len(SPECIALS)} special tokens), found {words}; use the dict.txt that came with this model.pt"
         )
 
 
