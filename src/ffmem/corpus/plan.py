@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -16,7 +16,8 @@ from jaxtyping import Int
 
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source
-from ffmem.corpus.tokens import Encoder, Sentence, prefix_keys
+from ffmem.corpus.tokens import Encoder, Sentence, cut_records, prefix_keys
+from ffmem.corpus.workers import shared
 from ffmem.words import CorpusError
 
 PADDING = 0.05
@@ -124,6 +125,8 @@ class Corpus:
     language: str
     shard_tokens: int
     limit_tokens: int | None = None
+    workers: int = 1
+    """Processes that segment and tokenize; the plan is the same for any number."""
 
     def shards(
         self, since: Progress | None = None, number: int = 0, stopped: threading.Event | None = None
@@ -225,22 +228,25 @@ class Corpus:
         return (sum(weights[:at]) + (self.sources[at].fraction() or 0.0) * weights[at]) / max(1, sum(weights))
 
     def _tokenized(self, records: Iterator[tuple[str, _Mark]]) -> Iterator[tuple[list[list[Sentence]], _Mark]]:
-        """Every record as its units' sentences; many records are tokenized in one call."""
-        segmenter = Segmenter(self.unit, self.language)
-        waiting: list[tuple[list[str], _Mark]] = []
-        characters = 0
-        for text, mark in records:
-            waiting.append((list(segmenter.split(text)), mark))
-            characters += len(text)
-            if characters >= CHUNK:
-                yield from self._encoded(waiting)
-                waiting, characters = [], 0
-        yield from self._encoded(waiting)
+        """Every record as its units' sentences; many records are tokenized in one call, and calls are shared out."""
+        marks: deque[list[_Mark]] = deque()
 
-    def _encoded(self, waiting: list[tuple[list[str], _Mark]]) -> Iterator[tuple[list[list[Sentence]], _Mark]]:
-        encoded = self.encoder.encode([text for texts, _ in waiting for text in texts])
-        for texts, mark in waiting:
-            yield [next(encoded) for _ in texts], mark
+        def chunks() -> Iterator[list[str]]:
+            waiting: list[tuple[str, _Mark]] = []
+            characters = 0
+            for text, mark in records:
+                waiting.append((text, mark))
+                characters += len(text)
+                if characters >= CHUNK:
+                    marks.append([mark for _, mark in waiting])
+                    yield [text for text, _ in waiting]
+                    waiting, characters = [], 0
+            marks.append([mark for _, mark in waiting])
+            yield [text for text, _ in waiting]
+
+        common = (Segmenter(self.unit, self.language), self.encoder)
+        for cut in shared(cut_records, common, chunks(), workers=self.workers):
+            yield from zip(cut.records(), marks.popleft(), strict=True)
 
     def _within_limit(self, pieces: list[list[Sentence]], tokens: int) -> list[list[Sentence]]:
         """The sentences before the one that would exceed the limit on tokens."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from ffmem.corpus.sentences import Segmenter
+
 Ids = Int[np.ndarray, " pos"]
 
 
@@ -80,6 +82,51 @@ class Encoder:
         text = self.tokenizer.decode(ids)
         ends = np.array([min(len(text), len(self.tokenizer.decode(ids[: n + 1]))) for n in range(len(ids))], np.int32)
         return Sentence(text, sentence.ids, np.maximum.accumulate(ends))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Records as sentences, in a few flat arrays that travel between processes at little cost."""
+
+    texts: list[str]
+    ids: Int[np.ndarray, " tokens"]
+    lengths: Int[np.ndarray, " sentences"]
+    """Tokens of each sentence."""
+    units: list[list[int]]
+    """For each record the number of sentences of each of its units."""
+    ends: dict[int, Ids]
+    """The `ends` that are known, by the number of the sentence."""
+
+    def records(self) -> Iterator[list[list[Sentence]]]:
+        """For each record its units' sentences."""
+        stops = np.cumsum(self.lengths).tolist()
+        number = 0
+        for counts in self.units:
+            units = []
+            for count in counts:
+                group = []
+                for one in range(number, number + count):
+                    ids = self.ids[stops[one - 1] if one else 0 : stops[one]]
+                    group.append(Sentence(self.texts[one], ids, self.ends.get(one)))
+                units.append(group)
+                number += count
+            yield units
+
+
+def cut_records(tools: tuple[Segmenter, Encoder], records: list[str]) -> Cut:
+    """Segment and tokenize some records in one call of the tokenizer."""
+    segmenter, encoder = tools
+    texts = [list(segmenter.split(record)) for record in records]
+    encoded = encoder.encode([text for units in texts for text in units])
+    groups = [[next(encoded) for _ in units] for units in texts]
+    sentences = [sentence for units in groups for group in units for sentence in group]
+    return Cut(
+        texts=[sentence.text for sentence in sentences],
+        ids=np.concatenate([np.zeros(0, np.int32), *(sentence.ids for sentence in sentences)]),
+        lengths=np.array([len(sentence.ids) for sentence in sentences], np.int32),
+        units=[[len(group) for group in units] for units in groups],
+        ends={number: sentence.ends for number, sentence in enumerate(sentences) if sentence.ends is not None},
+    )
 
 
 def prefix_keys(ids: Int[np.ndarray, "batch pos"]) -> Int[np.ndarray, "batch pos 2"]:

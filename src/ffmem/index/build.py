@@ -16,6 +16,7 @@ from ffmem.corpus.plan import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
+from ffmem.corpus.workers import cores
 from ffmem.index import checkpoint
 from ffmem.index.collect import LayerCollector, read_shard
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
@@ -97,7 +98,9 @@ def build_index(
     if parsed.tokens > context:
         raise FfmemError(f"expected windows of at most {context:,} tokens, the model's context, found {parsed}")
     encoder = Encoder(loaded.tokenizer, min(context, parsed.tokens or context))
-    plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens)
+    # A CPU is busy with the model; a GPU would wait for one process that reads text.
+    workers = max(1, cores() - 2) if loaded.device.type == "cuda" else 1
+    plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=workers)
     folder = RunFolder(out)
     with folder.locked():
         if overwrite or not checkpoint.worth_keeping(folder):

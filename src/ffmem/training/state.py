@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -24,6 +29,23 @@ class Counters:
     seconds: float = 0.0
     """Time spent on steps, over all sessions."""
     tokens: int = 0
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: a state is never kept when some of its weights have moved and others not."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # no signal is handled here
+        return
+    came: list[tuple[Any, Any]] = []
+    signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
 
 
 def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, counters: Counters) -> None:

@@ -63,6 +63,8 @@ def write_stream(sources: Sequence[Source], tokenizer: WikiTokenizer, out: Path,
     with temporary.open("wb") as file:
         for piece in encoded(sources, tokenizer, reporter):
             piece.tofile(file)
+    if not temporary.stat().st_size:
+        raise _no_text(sources)
     os.replace(temporary, out)
 
 
@@ -70,5 +72,9 @@ def read_stream(sources: Sequence[Source], tokenizer: WikiTokenizer) -> Ids:
     """The stream of a text that fits into memory."""
     parts = list(encoded(sources, tokenizer))
     if not sum(map(len, parts)):
-        raise CorpusError(f"expected text, found none in {', '.join(source.name for source in sources)}")
+        raise _no_text(sources)
     return np.concatenate(parts)
+
+
+def _no_text(sources: Sequence[Source]) -> CorpusError:
+    return CorpusError(f"expected text, found none in {', '.join(source.name for source in sources)}")

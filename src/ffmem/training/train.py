@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from ffmem.progress import reporting
 from ffmem.training.batches import Reader, Windows
 from ffmem.training.perplexity import Perplexity, perplexity, window_perplexity
 from ffmem.training.recipe import Recipe, recipe_of
-from ffmem.training.state import Counters, load_state, save_state
+from ffmem.training.state import Counters, load_state, save_state, uninterrupted
 from ffmem.training.stream import MARK, Ids, read_stream, vocabulary, write_stream
 from ffmem.words import CorpusError, FfmemError, RunError
 
 STREAM, VOCABULARY, STATE = "work/stream.i32", "work/words.txt", "work/state.safetensors"
 PLAN, LOG, CARD = "plan.json", "log.jsonl", "training.json"
+MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 HELD_OUT = 200_000
 """Tokens kept for validation where no text is given for it, but never more than a tenth of the corpus."""
 GLANCE = 64
@@ -61,32 +63,46 @@ def train(
     continued on the same kind of machine ends as an uninterrupted one; by minutes, the clock decides the number of steps.
     """
     recipe = recipe_of(size)
-    if (minutes is not None and minutes <= 0) or (steps is not None and steps < 1) or (minutes and steps):
+    if (minutes is not None and not 0 < minutes < inf) or (steps is not None and steps < 1) or (minutes and steps):
         raise FfmemError(f"expected minutes or steps above 0, one of the two, found minutes {minutes} and steps {steps}")
     if minutes is None and steps is None:
         minutes = 15
+    if min_count < 1 or log_every < 1 or seed < 0 or not checkpoint_minutes >= 0:
+        raise FfmemError(
+            "expected min_count and log_every from 1, seed and checkpoint_minutes from 0, found "
+            f"{min_count}, {log_every}, {seed} and {checkpoint_minutes}"
+        )
+    if isinstance(corpus, Iterator):
+        raise CorpusError("expected a corpus that can be read twice, found an iterator; give a list or a file")
     folder = RunFolder(out)
     target = device_of(device)
     sources = open_sources(corpus, column=column, headings=True)
+    valid_sources = None if valid is None else open_sources(valid, column=column, headings=True)
     plan = {
         "recipe": json.loads(json.dumps(asdict(recipe))),
         "minutes": minutes,
         "steps": steps,
         "min_count": min_count,
         "seed": seed,
+        "column": column,
         "corpus": [source.name for source in sources],
+        "corpus_bytes": [source.size() for source in sources],
+        "valid": None if valid_sources is None else [source.name for source in valid_sources],
     }
     with folder.locked():
         _begin(folder, plan, overwrite)
         if (folder / CARD).exists():
+            shutil.rmtree(folder.work, ignore_errors=True)
             return folder.path
+        folder.work.mkdir(exist_ok=True)
         tokenizer = _prepare(folder, sources, min_count, recipe.context, quiet)
         stream: Ids = np.memmap(folder / STREAM, np.int32, "r")
-        if valid is not None:
-            held = read_stream(open_sources(valid, column=column, headings=True), tokenizer)
+        if valid_sources is not None:
+            held = read_stream(valid_sources, tokenizer)
         else:
             held, stream = _hold_out(stream)
         if len(stream) < 3 * max(length for length, _ in recipe.windows):
+            _clear(folder)  # so that more text may come under the same name
             raise CorpusError(f"expected a corpus of many windows, found {len(stream):,} tokens; give more text")
         torch.manual_seed(seed)
         model = AdaptiveLM(recipe.config(len(tokenizer))).to(target)
@@ -116,6 +132,10 @@ class Trainer:
         on_gpu = self.device.type == "cuda"
         self.optimiser = _optimiser(model, recipe, fused=on_gpu)
         self.counters = Counters()
+        self.since = time.monotonic()
+        """From when on time is not yet in the counters."""
+        self.losses: list[Tensor] = []
+        """Of the steps since the last line of the log."""
         self.autocast: Callable[[], Any] = (lambda: torch.autocast("cuda", torch.bfloat16)) if on_gpu else nullcontext
         self.loss: Callable[[Windows], Tensor] = self._loss
         if on_gpu if compiled is None else compiled:
@@ -127,16 +147,21 @@ class Trainer:
             h = self.model.model(input_ids=windows.ids, use_cache=False).last_hidden_state
             return self.model.nll(h.flatten(0, 1), windows.targets, windows.tails)
 
-    def fraction(self, since: float) -> float:
+    @property
+    def seconds(self) -> float:
+        """Time spent on steps until now."""
+        return self.counters.seconds + time.monotonic() - self.since
+
+    def fraction(self) -> float:
         """The share of the budget that is spent."""
         if self.total is not None:
             return self.counters.step / self.total
         assert self.minutes is not None
-        return (self.counters.seconds + time.monotonic() - since) / (60 * self.minutes)
+        return self.seconds / (60 * self.minutes)
 
     def rate(self, fraction: float) -> float:
         """A climb over the first steps, then a straight line down to nothing."""
-        climb = min(1.0, (self.counters.step + 1) / self.recipe.warmup)
+        climb = min(1.0, (self.counters.step + 1) / max(1, self.recipe.warmup))
         return self.recipe.rate * climb * max(0.0, 1.0 - fraction)
 
     def step(self, batches: list[Windows], rate: float) -> Tensor:
@@ -150,43 +175,49 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.counters.step += 1
-        self.counters.tokens += total
+        with uninterrupted():
+            self.optimiser.step()
+            self.optimiser.zero_grad(set_to_none=True)
+            self.counters.step += 1
+            self.counters.tokens += total
+            self.losses.append(mean)
         return mean
 
     def run(self, reader: Reader, held: Ids, checkpoint_minutes: int | float, log_every: int, quiet: bool) -> None:
-        """All steps that are left."""
+        """All steps that are left; the state is kept behind the last, and when the user stops before it."""
         if (self.folder / STATE).exists():
             self.counters = load_state(self.folder / STATE, self.model, self.optimiser)
-        began = saved = time.monotonic()
-        losses: list[Tensor] = []
+        self._cut_log()
+        self.since = saved = time.monotonic()
         note = ""
         glance = held[: GLANCE * 256]
-        with reporting("training", quiet=quiet) as reporter, self._kept_on_interrupt(lambda: began) as keep:
+        with reporting("training", quiet=quiet) as reporter, self._kept_on_interrupt():
             for batches in reader.steps(self.counters.step, self.recipe.windows):
-                fraction = self.fraction(began)
+                fraction = self.fraction()
                 if fraction >= 1:
                     break
-                rate = self.rate(fraction)
-                losses.append(self.step(batches, rate))
-                if self.counters.step % log_every == 0 or self.counters.step == self.total:
-                    note = self._log(losses, rate, began, glance if self.counters.step % (10 * log_every) == 0 else None)
-                    losses = []
+                self.step(batches, self.rate(fraction))
+                if self.counters.step % log_every == 0:
+                    note = self._log(glance if self.counters.step % (10 * log_every) == 0 else None)
                 reporter.update(min(1.0, fraction), note)
                 if time.monotonic() - saved >= 60 * checkpoint_minutes:
-                    keep()
-                    began = saved = time.monotonic()
-        self.counters.seconds += time.monotonic() - began
+                    self._keep()
+                    saved = time.monotonic()
+            if self.losses:
+                self._log()
+            self._keep()
 
-    def _log(self, losses: list[Tensor], rate: float, began: float, glance: Ids | None) -> str:
-        loss = float(torch.stack(losses).mean())
+    def _mean_loss(self) -> float:
+        """Over the steps since the last line of the log; an error if it is no number."""
+        loss = float(torch.stack(self.losses).mean()) if self.losses else 0.0
         if not np.isfinite(loss):
             raise RunError(
                 f"the loss at step {self.counters.step} is {loss}; continue from the last checkpoint or start over"
             )
-        seconds = self.counters.seconds + time.monotonic() - began
+        return loss
+
+    def _log(self, glance: Ids | None = None) -> str:
+        loss, rate, seconds = self._mean_loss(), self.optimiser.param_groups[0]["lr"], self.seconds
         line = {"step": self.counters.step, "tokens": self.counters.tokens, "seconds": round(seconds, 1)}
         line |= {"loss": round(loss, 4), "rate": round(rate, 7)}
         note = f"step {self.counters.step:,}, loss {loss:.3f}, {self.counters.tokens / seconds:,.0f} tokens/s"
@@ -198,21 +229,33 @@ class Trainer:
             note += f", valid perplexity {line['valid_perplexity']:.1f}"
         with (self.folder / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self.losses = []
         return note
 
+    def _cut_log(self) -> None:
+        """Drop the lines of steps that a kill has undone: they will come again."""
+        if (self.folder / LOG).exists():
+            lines = (self.folder / LOG).read_text("utf-8").splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= self.counters.step]
+            with self.folder.writing(LOG) as path:
+                path.write_text("".join(whole), "utf-8")
+
+    def _keep(self) -> None:
+        """Save the state, unless it has come to no numbers."""
+        self._mean_loss()
+        now = time.monotonic()
+        self.counters.seconds, self.since = self.counters.seconds + now - self.since, now
+        with self.folder.writing(STATE) as path:
+            save_state(path, self.model, self.optimiser, self.counters)
+
     @contextmanager
-    def _kept_on_interrupt(self, began: Callable[[], float]) -> Iterator[Callable[[], None]]:
-        """Gives a function that saves the state; it is also called when the user stops the training."""
-
-        def keep() -> None:
-            self.counters.seconds += time.monotonic() - began()
-            with self.folder.writing(STATE) as path:
-                save_state(path, self.model, self.optimiser, self.counters)
-
+    def _kept_on_interrupt(self) -> Iterator[None]:
         try:
-            yield keep
+            yield
         except KeyboardInterrupt:
-            keep()
+            if self.losses:
+                self._log()
+            self._keep()
             raise
 
 
@@ -239,24 +282,37 @@ def _optimiser(model: AdaptiveLM, recipe: Recipe, *, fused: bool) -> torch.optim
 
 def _begin(folder: RunFolder, plan: dict[str, Any], overwrite: bool) -> None:
     """A fresh folder with its plan, or the same plan in the folder that is there."""
-    path = folder / PLAN
-    if overwrite and path.exists():
-        for name in (PLAN, LOG, CARD):
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder.work, ignore_errors=True)
-    if path.exists():
-        before = json.loads(path.read_text("utf-8"))
+    before = _plan(folder)
+    if before is None and any(path.name != f"{PLAN}.tmp" for path in folder.path.iterdir()):
+        raise RunError(f"{folder.path} exists and is no training: choose another folder")
+    if before is not None and overwrite:
+        _clear(folder)
+    elif before is not None:
         for name, wanted in plan.items():
             if before.get(name) != wanted:
                 raise RunError(
                     f"{folder.path}: was begun with {name} {before.get(name)}, found {wanted}; "
                     "give the same command, another folder, or --overwrite"
                 )
-    elif any(folder.path.iterdir()):
-        raise RunError(f"{folder.path} exists and is no training: choose another folder")
-    folder.work.mkdir(exist_ok=True)
+        return
     with folder.writing(PLAN) as temporary:
         temporary.write_text(json.dumps(plan, indent=2) + "\n", "utf-8")
+
+
+def _plan(folder: RunFolder) -> dict[str, Any] | None:
+    """The plan of the training in a folder, None where there is none: others call files so too."""
+    try:
+        plan = json.loads((folder / PLAN).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return plan if isinstance(plan, dict) and "recipe" in plan else None
+
+
+def _clear(folder: RunFolder) -> None:
+    """Delete a training and its model, and nothing else; the plan goes last, it says whose the files are."""
+    shutil.rmtree(folder.work, ignore_errors=True)
+    for name in (CARD, *MODEL, LOG, PLAN):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _prepare(folder: RunFolder, sources: Any, min_count: int, context: int, quiet: bool) -> WikiTokenizer:
@@ -275,7 +331,7 @@ def _prepare(folder: RunFolder, sources: Any, min_count: int, context: int, quie
 def _hold_out(stream: Ids) -> tuple[Ids, Ids]:
     """The end of the stream for validation, from a sentence on, and what is before it."""
     wanted = len(stream) - min(HELD_OUT, len(stream) // 10)
-    starts = np.flatnonzero(stream[:wanted] == MARK)
+    starts = np.flatnonzero(stream[: wanted + 1] == MARK)
     at = int(starts[-1]) if len(starts) else 0
     return np.asarray(stream[at:]), stream[:at]
 

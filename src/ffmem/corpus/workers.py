@@ -1,0 +1,115 @@
+"""Processes that share work on text: ordered results, a bounded queue, and no second run of the caller's script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain, islice
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from ffmem.words import CorpusError
+
+Item = TypeVar("Item")
+Common = TypeVar("Common")
+Result = TypeVar("Result")
+
+FEW = 4
+"""Items up to which starting processes takes longer than the work."""
+AHEAD = 3
+"""Items that wait for each worker."""
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def shared(
+    work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], *, workers: int
+) -> Iterator[Result]:
+    """`work(common, item)` for every item, in order, by several processes. `common` is sent to each of them once.
+
+    `work` is a function of a module. Few items, or one worker, are done here.
+
+    >>> list(shared(str.join, "-", [["a", "b"], ["c"]], workers=2))
+    ['a-b', 'c']
+    """
+    if workers < 2:
+        yield from (work(common, item) for item in items)
+        return
+    failed: list[Exception] = []
+    rest = _readable(items, failed)
+    first = list(islice(rest, FEW))
+    if len(first) < FEW:
+        yield from (work(common, item) for item in first)
+    else:
+        yield from _by_processes(work, common, chain(first, rest), workers)
+    if failed:
+        raise failed[0]
+
+
+def _readable(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
+    """The items up to an error, which is raised once what was read before it is done."""
+    try:
+        yield from items
+    except Exception as error:
+        failed.append(error)
+
+
+def _by_processes(
+    work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    # Fresh processes: a fork of one that has touched a GPU or started threads may hang.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (work, common))
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            with _hidden_main():
+                waiting.append(pool.submit(_do, item))
+            if len(waiting) > AHEAD * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise CorpusError("a process that reads the text was ended from outside, perhaps for want of memory") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_task: list[Any] = []
+"""In a worker: what it does, and what it does it with."""
+
+
+def _begin(work: Callable[[Any, Any], Any], common: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker is enough
+    _task[:] = [work, common]
+
+
+def _do(item: Any) -> Any:
+    work, common = _task
+    return work(common, item)
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """A spawned process runs the caller's script again, unless that looks like an interactive session.
+
+    Workers need nothing of it, and a script without a main guard must not break.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if getattr(main, name, None) is not None}
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
