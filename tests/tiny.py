@@ -61,6 +61,18 @@ _NEO = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+_ADAPTIVE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "cutoffs": [20, 60],
+    "max_position_embeddings": 64,
+    "pad_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "gpt2": ("gpt2", _GPT),
@@ -92,6 +104,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "stablelm-sequential": ("stablelm", _LLAMA | {"use_parallel_residual": False}),
     "stablelm-parallel": ("stablelm", _LLAMA | {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", _LLAMA),
+    "adaptive_lm": ("adaptive_lm", _ADAPTIVE),
 }
 UNKNOWN: dict[str, tuple[str, dict[str, object]]] = {
     "cohere": ("cohere", _LLAMA),
@@ -111,6 +124,9 @@ UNKNOWN: dict[str, tuple[str, dict[str, object]]] = {
 
 def tiny_model(variant: str, *, seed: int = 0, dtype: torch.dtype = torch.float32):
     """A random model, its norms and biases shaken so that none of them is the identity."""
+    from ffmem.model.adaptive.network import register
+
+    register()
     model_type, settings = (VARIANTS | UNKNOWN)[variant]
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))

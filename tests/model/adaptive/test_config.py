@@ -75,24 +75,26 @@ def test_a_stream_too_narrow_for_sinusoids_is_refused():
 @pytest.mark.parametrize("load", [AdaptiveConfig.from_pretrained, AutoConfig.from_pretrained], ids=["own", "auto"])
 def test_a_folder_keeps_all_of_it(tmp_path, load):
     register()
-    config = AdaptiveConfig(
-        vocab_size=90,
-        hidden_size=24,
-        num_hidden_layers=5,
-        num_attention_heads=3,
-        intermediate_size=7,
-        cutoffs=(10, 30, 70),
-        factor=2,
-        max_position_embeddings=33,
-        use_cache=False,
-        pad_token_id=0,
-    )
+    settings = {
+        "vocab_size": 90,
+        "hidden_size": 24,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 3,
+        "intermediate_size": 7,
+        "cutoffs": [10, 30, 70],
+        "factor": 2,
+        "max_position_embeddings": 33,
+        "use_cache": False,
+        "pad_token_id": 0,
+    }
+    config = AdaptiveConfig(**settings)
     config.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text("utf-8"))["model_type"] == "adaptive_lm"
     loaded = load(tmp_path)
     assert type(loaded) is AdaptiveConfig
     config._name_or_path = loaded._name_or_path  # AutoConfig tells where it was found
     assert loaded.to_dict() == config.to_dict()
+    assert {name: getattr(loaded, name) for name in settings} == settings
     assert loaded.bands == config.bands
     assert [band.width for band in loaded.bands] == [24, 12, 6, 3]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from ffmem.model.adaptive import rows
+from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM, register
 from ffmem.model.adaptive.rows import from_rows, load_rows, pack, save_rows, to_rows, unpack
 from ffmem.model.loading import load_model
@@ -160,6 +161,13 @@ def test_a_folder_with_rows_alone_is_a_model_folder(folder, load, asked, dtype):
     assert all(torch.equal(tensor, expected[name].to(dtype)) for name, tensor in model.state_dict().items())
     again = load(folder, **asked)
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_rows_are_float32_whatever_the_config_says_of_the_weights_they_were_made_from(folder):
+    config = AdaptiveConfig.from_pretrained(folder)
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    assert AdaptiveLM.from_pretrained(folder, dtype="auto").dtype == torch.float32
 
 
 def test_what_such_a_model_says_is_near_what_it_said_before(model, folder):
