@@ -161,11 +161,11 @@ class Failing(Reader):
 
 @pytest.mark.parametrize("first", [0, 7])
 def test_an_error_in_the_thread_reaches_the_reader_behind_the_steps_before_it(first):
-    arrived = 0
+    steps = Failing(numbered(60, 4), BANDS, seed=0).steps(first, [(16, 3)])
+    for _ in range(first, 7):
+        next(steps)
     with pytest.raises(OSError, match="the disk is gone"):
-        for _ in Failing(numbered(60, 4), BANDS, seed=0).steps(first, [(16, 3)]):
-            arrived += 1
-    assert arrived == 7 - first
+        next(steps)
     assert not threads()
 
 

@@ -230,7 +230,7 @@ def test_a_loss_that_is_no_number_is_an_error_and_never_reaches_the_state(
     stop(monkeypatch, text, out, 3)
     with monkeypatch.context() as patch:
         poisoned(patch, 6)  # the log looks at step 8
-        with pytest.raises(RunError, match="the loss .* is nan; continue from the last checkpoint or start over"):
+        with pytest.raises(RunError, match=r"the loss .* is nan; continue from the last checkpoint or start over"):
             fit(text, out, checkpoint_minutes=checkpoint_minutes)
     for tensor in safetensors.torch.load_file(out / STATE).values():
         assert tensor.isfinite().all()

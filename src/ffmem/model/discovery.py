@@ -25,7 +25,7 @@ def discover(model: Any) -> Family:
     path, blocks = _blocks(model)
     if not any("att" in inner.lower() for inner, _ in blocks[0].named_modules()):
         raise ModelError(f"{name}: expected a transformer, found blocks without attention")
-    d = model.get_input_embeddings().weight.shape[-1]
+    d = next(model.get_input_embeddings().parameters()).shape[-1]
     key, up, value = _matrices(blocks[0], name, getattr(model.config, "hidden_size", d))
     r, y, o = _stream(model, blocks, value)
     norm = _final_norm(model, path)
@@ -129,7 +129,7 @@ def _record(model: Any, block: nn.Module, spots: list[tuple[str, str]]) -> dict[
         return lambda tensor: kept.__setitem__(spot, tensor)
 
     installs = [record_spot(block, path, side, keeper(f"{path}.{side}")) for path, side in spots]
-    size = model.get_input_embeddings().weight.shape[0]
+    size = model.config.get_text_config().vocab_size
     with hooked(*installs):
         model(input_ids=torch.arange(1, 8, device=model.device)[None] % size, use_cache=False)
     return kept

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ffmem.model.adaptive.network import AdaptiveSoftmax
+from ffmem.model.adaptive.bands import AdaptiveSoftmax
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.families import Family
 from ffmem.model.spots import hooked, module_at, record_spot, spots_of

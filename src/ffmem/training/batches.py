@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ffmem.model.adaptive.bands import Tail, tails_of
 from ffmem.model.adaptive.config import BandShape
-from ffmem.model.adaptive.network import Tail, tails_of
 from ffmem.training.stream import MARK, Ids
 
 AHEAD = 4

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ffmem.corpus.plan import plan_batches
-from ffmem.model.adaptive.network import IGNORED, AdaptiveLM
+from ffmem.model.adaptive.bands import IGNORED
+from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.training.stream import MARK, UNKNOWN, Ids
 
 WINDOW = 256

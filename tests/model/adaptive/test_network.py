@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from ffmem import build_index, load_model
+from ffmem.model.adaptive.bands import IGNORED, tails_of
 from ffmem.model.adaptive.config import AdaptiveConfig
-from ffmem.model.adaptive.network import IGNORED, AdaptiveLM, AdaptiveTrunk, register, sinusoids, tails_of
+from ffmem.model.adaptive.network import AdaptiveLM, AdaptiveTrunk, register, sinusoids
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.check import check
 from tests.tiny import VOCABULARY, some_sentences, tiny_model
@@ -179,7 +180,6 @@ def test_a_target_that_is_no_word_is_an_error(model, target):
         model.nll(torch.ones(1, 32), torch.tensor([target]))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a token id that is no word enters the stream as nothing")
 @pytest.mark.parametrize("id", [VOCABULARY, 10_000, -1])
 def test_an_id_that_is_no_word_is_an_error(model, id):
     with pytest.raises(IndexError):
@@ -259,7 +259,6 @@ def test_no_cache_is_made_where_none_is_wanted(model):
     assert torch.equal(without.logits, with_one.logits)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a past that is given is dropped silently where use_cache is False")
 def test_a_past_that_is_given_counts_even_where_no_new_one_is_wanted(model):
     with torch.inference_mode():
         past = model(EVERY_BAND[:, :8]).past_key_values
@@ -312,7 +311,6 @@ def test_greedy_generation_is_the_most_likely_word_again_and_again(talker, optio
     assert len(found[:, 12:].unique()) > 8  # the test would see a word that is off
 
 
-@pytest.mark.xfail(strict=True, reason="bug: generate gives positions only to a forward that names position_ids")
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_batch_padded_on_the_left_is_continued_as_each_text_alone(talker, use_cache):
     texts = [EVERY_BAND[0, :3], EVERY_BAND[1, :9], EVERY_BAND[0, 4:5]]

@@ -94,14 +94,12 @@ def test_a_row_of_small_numbers_is_read_with_the_scale_it_was_written_with():
     torch.testing.assert_close(from_rows(*to_rows(row)), row, rtol=0, atol=0.005 / 127 * 0.501)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a scale in float16 has too few bits below 7e-6 and none below 3e-8")
 @pytest.mark.parametrize("size", [2.6e-5, 1e-6, 1e-12])
 def test_a_row_of_tiny_numbers_keeps_its_form(size):
     row = torch.tensor([[1.0, -0.5, 0.25, 0.0]]) * size
     torch.testing.assert_close(from_rows(*to_rows(row)), row, rtol=0, atol=size / 127 * 0.51)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a scale in float16 is infinite above 8.3e6, and the row becomes NaN")
 @pytest.mark.parametrize("size", [1e7, 1e30])
 def test_a_row_of_huge_numbers_keeps_its_form(size):
     row = torch.tensor([[1.0, -0.5, 0.25, 0.0]]) * size
@@ -118,7 +116,7 @@ def test_vectors_are_kept_as_they_are_and_matrices_take_a_byte_an_entry(model):
             assert name + rows.SCALE not in packed
         else:
             assert (packed[name].dtype, packed[name].shape) == (torch.int8, tensor.shape)
-            assert (packed[name + rows.SCALE].element_size(), len(packed[name + rows.SCALE])) == (2, len(tensor))
+            assert (packed[name + rows.SCALE].element_size(), len(packed[name + rows.SCALE])) == (4, len(tensor))
     found = unpack(packed)
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], from_rows(*to_rows(weights[name]))) for name in weights if weights[name].dim() == 2)
@@ -197,7 +195,6 @@ def test_such_a_model_saved_elsewhere_is_an_ordinary_folder(folder, tmp_path):
     assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.xfail(strict=True, reason="bug: rows win over weights saved beside them later")
 def test_weights_saved_over_rows_are_those_that_are_loaded(folder):
     model = AdaptiveLM.from_pretrained(folder)
     with torch.no_grad():
@@ -233,7 +230,6 @@ def test_a_matrix_of_another_shape_is_refused(changed):
     assert refusal(folder).startswith(f"{folder}: expected a causal language model")
 
 
-@pytest.mark.xfail(strict=True, reason="bug: numbers whose scale is missing are taken for weights as they are")
 def test_numbers_without_their_scale_are_refused(changed):
     folder = changed(lambda packed: {name: part for name, part in packed.items() if name != FC1 + rows.SCALE})
     assert FC1 in refusal(folder)

@@ -57,6 +57,11 @@ class AdaptiveConfig(PretrainedConfig):  # type: ignore[misc]
         special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
         # Input and softmax share their tables by construction; there is no second copy to tie.
         super().__init__(**(special | kwargs | {"tie_word_embeddings": False}))
+        if min(num_hidden_layers, num_attention_heads, intermediate_size, factor) < 1 or hidden_size < 4:
+            raise ValueError(
+                f"expected layers, heads, cells and factor of at least 1 and a hidden_size of at least 4, found "
+                f"{num_hidden_layers}, {num_attention_heads}, {intermediate_size}, {factor} and {hidden_size}"
+            )
         edges = [0, *self.cutoffs, vocab_size]
         if edges != sorted(set(edges)) or not self.cutoffs:
             raise ValueError(f"expected one or more rising cutoffs below vocab_size {vocab_size}, found {self.cutoffs}")

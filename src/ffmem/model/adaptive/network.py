@@ -1,12 +1,12 @@
-"""The network: words in frequency bands on both ends, and between them pre-norm blocks with ReLU memories."""
+"""The network: words in, pre-norm blocks with ReLU memories, words out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from math import log, sqrt
+from math import log
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,12 +19,11 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from ffmem.model.adaptive import rows
-from ffmem.model.adaptive.config import AdaptiveConfig, BandShape
+from ffmem.model.adaptive.bands import IGNORED, AdaptiveInput, AdaptiveSoftmax, Tail
+from ffmem.model.adaptive.config import AdaptiveConfig
 
 FIRST_POSITION = 2
 """Positions are counted behind the padding id, 1, as the original model does."""
-IGNORED = -100
-"""A target that counts for nothing, as everywhere in torch."""
 
 _OF_FILES = {
     "revision",
@@ -37,104 +36,6 @@ _OF_FILES = {
     "adapter_kwargs",
 }
 """Arguments of `from_pretrained` that say where files are."""
-
-Tail = tuple[Int[Tensor, " _rows"], Int[Tensor, " _rows"]]
-"""Which rows of a batch have their target in a tail band, and the target's place in that band."""
-
-
-class Band(nn.Module):
-    """Words of about equal frequency: vectors of the band's width and their projection to the stream."""
-
-    def __init__(self, shape: BandShape, d: int) -> None:
-        super().__init__()
-        self.low, self.high = shape.low, shape.high
-        self.words = nn.Embedding(shape.size, shape.width)
-        self.project = nn.Linear(shape.width, d, bias=False)
-
-
-class AdaptiveInput(nn.Module):
-    """From token ids to the stream."""
-
-    def __init__(self, config: AdaptiveConfig) -> None:
-        super().__init__()
-        self.bands = nn.ModuleList(Band(shape, config.hidden_size) for shape in config.bands)
-        self.scale = sqrt(config.hidden_size)
-
-    def __iter__(self) -> Iterator[Band]:
-        return cast("Iterator[Band]", iter(self.bands))
-
-    def forward(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d"]:
-        total = None
-        for band in self:
-            inside = (ids >= band.low) & (ids < band.high)
-            # Ids of other bands are spread over all rows and then masked: one row for all of them would be a hot spot
-            # of the gradient's atomic additions.
-            found = band.project(band.words((ids - band.low) % band.words.num_embeddings))
-            found = found.masked_fill(~inside[..., None], 0)
-            total = found if total is None else total + found
-        assert total is not None
-        return total * self.scale
-
-
-class AdaptiveSoftmax(nn.Module):
-    """From the stream to words. The head holds the most frequent words and a score for each tail band.
-
-    log p(word) = log p(band | h) + log p(word | band, h). Its tables are the input's; only `bands` is its own.
-    """
-
-    def __init__(self, config: AdaptiveConfig) -> None:
-        super().__init__()
-        self.bands = nn.Linear(config.hidden_size, len(config.bands) - 1, bias=False)
-
-    def head(self, h: Float[Tensor, "*batch d"], tables: AdaptiveInput) -> Float[Tensor, "*batch head"]:
-        """Unnormalised scores: the first band's words, then the tail bands."""
-        return functional.linear(h, torch.cat([next(iter(tables)).words.weight, self.bands.weight]))
-
-    @staticmethod
-    def tail(h: Float[Tensor, "*batch d"], band: Band) -> Float[Tensor, "*batch words"]:
-        """Unnormalised scores of a tail band's words."""
-        return functional.linear(h @ band.project.weight, band.words.weight)
-
-    def forward(self, h: Float[Tensor, "*batch d"], tables: AdaptiveInput) -> Float[Tensor, "*batch vocab"]:
-        """Log-probabilities of all words, in float32."""
-        head = torch.log_softmax(self.head(h, tables).float(), dim=-1)
-        first, *rest = tables
-        parts = [head[..., : first.high]]
-        for number, band in enumerate(rest, first.high):
-            inside = torch.log_softmax(self.tail(h, band).float(), dim=-1)
-            parts.append(inside + head[..., number, None])
-        return torch.cat(parts, dim=-1)
-
-    def nll(
-        self,
-        h: Float[Tensor, "n d"],
-        targets: Int[Tensor, " n"],
-        tables: AdaptiveInput,
-        tails: Sequence[Tail] | None = None,
-    ) -> Float[Tensor, ""]:
-        """Summed -log p(target); only the rows whose target is in a tail band are sent through that band.
-
-        `tails` may be given where the targets are known on the host, so that no one waits for the device.
-        """
-        first, *rest = tables
-        within = targets
-        for number, band in enumerate(rest, first.high):
-            within = torch.where((targets >= band.low) & (targets < band.high), number, within)
-        total = functional.cross_entropy(self.head(h, tables).float(), within.long(), reduction="sum", ignore_index=IGNORED)
-        for band, (places, inside) in zip(rest, tails if tails is not None else tails_of(targets, rest), strict=True):
-            if len(places):
-                scores = self.tail(h[places], band).float()
-                total = total + functional.cross_entropy(scores, inside.long(), reduction="sum", ignore_index=IGNORED)
-        return total
-
-
-def tails_of(targets: Int[Tensor, " n"], bands: Sequence[Band | BandShape]) -> list[Tail]:
-    """For each of these bands, the rows whose target it holds, and the target's place in it."""
-    found = []
-    for band in bands:
-        places = torch.nonzero((targets >= band.low) & (targets < band.high)).flatten()
-        found.append((places, targets[places] - band.low))
-    return found
 
 
 def sinusoids(positions: Int[Tensor, "*batch pos"], d: int) -> Float[Tensor, "*batch pos d"]:
@@ -189,6 +90,19 @@ class AdaptivePreTrained(PreTrainedModel):  # type: ignore[misc]
     _no_split_modules = ("Block",)
     _supports_sdpa = True
 
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """As for every model; a folder without other weights may hold them as 8-bit rows."""
+        if source is None or not rows.in_folder(Path(source)):
+            return super().from_pretrained(source, *args, **kwargs)
+        config = kwargs.pop("config", None) or cls.config_class.from_pretrained(source)
+        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        kwargs = {name: value for name, value in kwargs.items() if name not in _OF_FILES}
+        kwargs["dtype"] = torch.float32 if dtype in (None, "auto") else dtype
+        loaded = super().from_pretrained(None, *args, config=config, state_dict=rows.load_rows(Path(source)), **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded).config._name_or_path = str(source)
+        return loaded
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
@@ -235,10 +149,9 @@ class AdaptiveTrunk(AdaptivePreTrained):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected input_ids or inputs_embeds, found both or neither")
         h = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        keep = self.config.use_cache if use_cache is None else use_cache
-        if keep and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        cache = past_key_values if keep else None
+        cache = past_key_values
+        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
         if position_ids is None:
             position_ids = torch.arange(seen, seen + h.shape[1], device=h.device)
@@ -249,12 +162,13 @@ class AdaptiveTrunk(AdaptivePreTrained):
             )
         # The stream has the weights' dtype: under autocast it stays in float32.
         h = h + sinusoids(position_ids, h.shape[-1]).to(self.dtype)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         stream = [h]
         for block in self.layers:
             h = block(h, mask, cache)
             stream.append(h)
         return BaseModelOutputWithPast(
-            last_hidden_state=h, past_key_values=cache, hidden_states=tuple(stream) if output_hidden_states else None
+            last_hidden_state=h, past_key_values=cache, hidden_states=tuple(stream) if wanted else None
         )
 
 
@@ -266,19 +180,6 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):  # type: ignore[misc]
         self.model = AdaptiveTrunk(config)
         self.softmax = AdaptiveSoftmax(config)
         self.post_init()
-
-    @classmethod
-    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """As for every model; a folder may also hold its weights as 8-bit rows."""
-        if source is None or not (Path(source) / rows.FILE).is_file():
-            return super().from_pretrained(source, *args, **kwargs)
-        config = kwargs.pop("config", None) or cls.config_class.from_pretrained(source)
-        kwargs = {"dtype": torch.float32} | {name: value for name, value in kwargs.items() if name not in _OF_FILES}
-        if kwargs["dtype"] == "auto":
-            kwargs["dtype"] = torch.float32
-        model = super().from_pretrained(None, *args, config=config, state_dict=rows.load_rows(Path(source)), **kwargs)
-        (model[0] if isinstance(model, tuple) else model).config._name_or_path = str(source)
-        return model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed
@@ -299,12 +200,23 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):  # type: ignore[misc]
     def forward(
         self,
         input_ids: Int[Tensor, "batch pos"] | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "batch pos"] | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "batch pos d"] | None = None,
         labels: Int[Tensor, "batch pos"] | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        kwargs.pop("return_dict", None)
-        outputs = self.model(input_ids=input_ids, **kwargs)
+        # `generate` gives what a forward names: positions and the mask have to be named.
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
         h = outputs.last_hidden_state
         loss = None
         if labels is not None:

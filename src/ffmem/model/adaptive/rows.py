@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from ffmem.words import ModelError
+
 FILE = "rows8.safetensors"
 SCALE = ":scale"
 """Behind a matrix's name, the name of its rows' scales."""
@@ -20,14 +22,13 @@ def to_rows(weight: Float[Tensor, "rows width"]) -> tuple[Int8[Tensor, "rows wid
     >>> to_rows(torch.tensor([[0.5, -1.0], [0.0, 0.0]]))[0].tolist()
     [[64, -127], [0, 0]]
     """
-    # Rounded to half precision first: the numbers must fit the scale as it is stored.
-    scale = (weight.float().abs().amax(1) / 127).to(torch.float16)
-    safe = torch.where(scale > 0, scale.float(), 1.0)[:, None]
+    scale = weight.float().abs().amax(1) / 127
+    safe = torch.where(scale > 0, scale, 1.0)[:, None]
     return (weight.float() / safe).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def from_rows(numbers: Int8[Tensor, "rows width"], scale: Float[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
-    return numbers.float() * scale.float()[:, None]
+    return numbers.float() * scale[:, None]
 
 
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -43,11 +44,19 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights in float32."""
+    alone = [name for name, part in packed.items() if part.dtype == torch.int8 and name + SCALE not in packed]
+    if alone:
+        raise ModelError(f"expected a scale for every row, found none for {alone[0]} in {FILE}; write the folder again")
     return {
         name: from_rows(tensor, packed[name + SCALE]) if name + SCALE in packed else tensor
         for name, tensor in packed.items()
         if not name.endswith(SCALE)
     }
+
+
+def in_folder(folder: Path) -> bool:
+    """Whether rows are the weights of a folder: weights that were saved beside them later go first."""
+    return (folder / FILE).is_file() and not any(folder.glob("model*.safetensors*"))
 
 
 def save_rows(folder: Path, weights: dict[str, Tensor]) -> None:
