@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ffmem"
-ORDER = ["words", "progress", "model", "corpus", "index", "training", "demo", "cli"]
+ORDER = ["words", "progress", "model", "corpus", "index", "training", "experiments", "demo", "cli"]
 
 
 def room_of(module: str) -> str | None:

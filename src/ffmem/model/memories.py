@@ -42,6 +42,17 @@ class Recording:
     logits: Float[Tensor, "batch pos vocab"]
 
 
+@dataclass
+class Places:
+    """The same at one place of each row."""
+
+    m: list[Float[Tensor, "batch cells"]]
+    product: list[Float[Tensor, "batch d"]]
+    r: list[Float[Tensor, "batch d"]]
+    y: list[Float[Tensor, "batch d"]]
+    o: list[Float[Tensor, "batch d"]]
+
+
 @dataclass(repr=False)
 class MemoryModel:
     """A Hugging Face model, its tokenizer and the row that says where its memories are."""
@@ -198,6 +209,27 @@ class MemoryModel:
     @torch.inference_mode()
     def record(self, ids: Int[Tensor, "batch pos"]) -> Recording:
         """Everything that flows through every layer in one forward (see `Recording`)."""
+        kept, logits = self._recorded(ids, lambda tensor: tensor, self.logits)
+        return Recording(**kept, logits=logits)
+
+    @torch.inference_mode()
+    def record_at(self, ids: Int[Tensor, "batch pos"], at: Int[Tensor, " batch"]) -> Places:
+        """What flows through every layer at one column of each row; the vocabulary projection is not computed."""
+        rows, columns = torch.arange(len(ids), device=self.device), at.to(self.device)
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor[rows.to(tensor.device), columns.to(tensor.device)]
+
+        def forward(ids: Tensor) -> None:
+            self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+
+        kept, _ = self._recorded(ids, pick, forward)
+        return Places(**kept)
+
+    def _recorded(
+        self, ids: Tensor, pick: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Any]
+    ) -> tuple[dict[str, list[Any]], Any]:
+        """Run `forward` and keep what `pick` takes from each layer's spots; also what the forward returns."""
         shape = tuple(ids.shape)
         kept: dict[str, list[Tensor | None]] = {name: [None] * self.layers for name in ("m", "product", "r", "y", "o")}
         installs = []
@@ -213,18 +245,18 @@ class MemoryModel:
                 for path, side in spots_of(expression):
 
                     def keep(tensor: Tensor, name: str = name, layer: int = layer) -> None:
-                        tensor = tensor.reshape(*shape, -1)
+                        tensor = pick(tensor.reshape(*shape, -1))
                         before = kept[name][layer]
                         kept[name][layer] = tensor if before is None else before + tensor
 
                     installs.append(record_spot(block, path, side, keep))
         with hooked(*installs):
-            logits = self.logits(ids)
+            returned = forward(ids)
         for name, tensors in kept.items():
             if any(tensor is None for tensor in tensors):
                 missing = next(layer for layer, tensor in enumerate(tensors, 1) if tensor is None)
                 raise ModelError(f"{self.name}: nothing flowed through {spots[name]!r} in layer {missing}")
-        return Recording(**kept, logits=logits)  # type: ignore[arg-type]
+        return kept, returned
 
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""

@@ -1,0 +1,130 @@
+"""The examples of the paper's section 5: one random prefix from each of many random sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from ffmem.corpus.plan import Corpus, plan_batches
+from ffmem.corpus.sentences import Unit
+from ffmem.corpus.sources import open_source, open_sources
+from ffmem.corpus.tokens import Encoder, Sentence
+from ffmem.index.reader import Index
+from ffmem.model.memories import MemoryModel
+from ffmem.progress import reporting
+from ffmem.words import CorpusError
+
+SHARD_TOKENS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prefix, and the token that really follows it (None at its sentence's end)."""
+
+    ids: Int[np.ndarray, " pos"]
+    text: str
+    next: int | None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples and where they are from, told in words for the reader of a result."""
+
+    examples: list[Example]
+    origin: str
+    asked: int
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, number: int) -> Example:
+        return self.examples[number]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a result says of its examples."""
+        return {"examples": len(self), "examples_asked": self.asked, "examples_from": self.origin}
+
+    def batches(self, bos: int | None, batch_tokens: int) -> Iterator[tuple[list[int], Int[np.ndarray, "batch columns"]]]:
+        """Numbers of examples of about equal length, and their ids behind the beginning-of-sentence token."""
+        start = 0 if bos is None else 1
+        lengths = np.array([len(example.ids) for example in self.examples], np.int64)
+        for rows in plan_batches(lengths + start, batch_tokens):
+            ids = np.full((len(rows), start + int(lengths[rows].max())), bos or 0, np.int64)
+            for row, number in enumerate(rows.tolist()):
+                ids[row, start : start + lengths[number]] = self.examples[number].ids
+            yield rows.tolist(), ids
+
+
+def sample_examples(
+    model: MemoryModel, index: Index, eval: Any = None, *, count: int = 4000, seed: int = 0, quiet: bool = False
+) -> Examples:
+    """Draw `count` examples from `eval`, or from the corpus of the run where none is given.
+
+    Sentences are drawn without replacement, every one with the same chance, then a length of the prefix. A corpus
+    that cannot be read again gives the sentences that the run has kept.
+    """
+    if count < 1:
+        raise CorpusError(f"expected at least 1 example, found {count}")
+    settings = index.manifest["settings"]
+    chance = np.random.default_rng([seed, 1])
+    encoder = Encoder(model.tokenizer, model.context - int(settings["bos"]))
+    if eval is None and (kept := _kept(index)) is not None:
+        origin = (
+            "sentences that the run kept for its triggers: its corpus cannot be read again, and no eval corpus was given"
+        )
+        drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
+    else:
+        sources = open_sources(eval, column=settings["column"]) if eval is not None else _sources(index)
+        origin = ", ".join(source.name for source in sources) + ("" if eval is not None else " (the indexed corpus itself)")
+        limit = None if eval is not None else settings["limit_tokens"]
+        unit = Unit.parse(settings["unit"])
+        corpus = Corpus(sources, encoder, unit, settings["language"], SHARD_TOKENS, limit)
+        drawn = _draw(corpus, count, chance, quiet)
+    if not drawn:
+        raise CorpusError(f"expected sentences to draw examples from, found none in {origin}")
+    return Examples([_example(sentence, chance) for sentence in encoder.with_ends(drawn)], origin, count)
+
+
+def _example(sentence: Sentence, chance: np.random.Generator) -> Example:
+    length = int(chance.integers(1, len(sentence.ids) + 1))
+    assert sentence.ends is not None
+    following = int(sentence.ids[length]) if length < len(sentence.ids) else None
+    return Example(sentence.ids[:length], sentence.text[: sentence.ends[length - 1]], following)
+
+
+def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) -> list[Sentence]:
+    """The sentences with the smallest random numbers, in the order of the corpus, holding a shard at a time."""
+    held: list[tuple[float, int, Sentence]] = []
+    with reporting("drawing examples", quiet=quiet) as reporter:
+        for shard in corpus.shards_ahead():
+            numbers = chance.random(len(shard.sentences))
+            limit = held[-1][0] if len(held) == count else np.inf
+            held += [
+                (float(numbers[at]), shard.first + at, replace(shard.sentences[at]))
+                for at in np.flatnonzero(numbers < limit)
+            ]
+            held = sorted(held, key=lambda one: one[:2])[:count]
+            reporter.update(shard.fraction, f"{shard.after.sentences:,} sentences read")
+    return [sentence for _, _, sentence in sorted(held, key=lambda one: one[1])]
+
+
+def _sources(index: Index) -> list[Any]:
+    return [open_source(name, column=index.manifest["settings"]["column"]) for name in index.manifest["corpus"]["sources"]]
+
+
+def _kept(index: Index) -> list[Sentence] | None:
+    """The run's own sentences where its corpus is gone or was never a file."""
+    names = index.manifest["corpus"]["sources"]
+    if all(name.startswith("hf:") or Path(name).is_file() for name in names):
+        return None
+    table = index.table("sentences")
+    columns = (table.column(name).to_pylist() for name in ("text", "tokens", "ends"))
+    return [
+        Sentence(text, np.array(ids, np.int32), np.array(ends, np.int32)) for text, ids, ends in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,86 @@
+"""A result is data: a tidy table, its facts, and what they were made with, kept in the run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ffmem.index.reader import Index
+from ffmem.words import RunError
+
+FOLDER = "results"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment found. Rows have one entry a layer unless the experiment says otherwise; shares are 0 to 1.
+
+    >>> result = Result("activity", 0, {}, [{"layer": 1, "active_median": 0.5}])
+    >>> result.table.column("active_median").to_pylist()
+    [0.5]
+    """
+
+    experiment: str
+    seed: int
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as an Arrow table: `.to_pandas()`, or `polars.from_arrow(...)`."""
+        return pa.Table.from_pylist(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: numbers that are none become null."""
+        whole = {
+            "experiment": self.experiment,
+            "seed": self.seed,
+            "settings": self.settings,
+            "rows": self.rows,
+            "facts": self.facts,
+        }
+        return _plain(whole)
+
+    def save(self, index: Index) -> Path:
+        """Write `results/NAME.json` and `results/NAME.parquet` into the run, each whole or not at all."""
+        (index.path / FOLDER).mkdir(exist_ok=True)
+        with index.folder.writing(f"{FOLDER}/{self.experiment}.parquet") as path:
+            pq.write_table(self.table, path)
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        with index.folder.writing(f"{FOLDER}/{self.experiment}.json") as path:
+            path.write_text(text, "utf-8")
+        return index.path / FOLDER / f"{self.experiment}.json"
+
+
+def load_result(index: Index, experiment: str) -> Result:
+    """A result that was saved in this run."""
+    path = index.path / FOLDER / f"{experiment}.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return Result(*(found[name] for name in ("experiment", "seed", "settings", "rows", "facts")))
+    except FileNotFoundError as error:
+        raise RunError(f"{index.path} has no result {experiment}: make it with ffmem experiments {index.path}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: damaged; make it again with ffmem experiments {index.path} {experiment}") from error
+
+
+def saved_results(index: Index) -> list[str]:
+    """The names of the results in a run."""
+    return sorted(path.stem for path in (index.path / FOLDER).glob("*.json"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "item"):  # a number of numpy or torch
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
