@@ -19,6 +19,8 @@ from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 from ffmem.words import CorpusError
 
+EXAMPLES = 4000
+"""As many as in the paper."""
 SHARD_TOKENS = 1 << 18
 
 
@@ -62,7 +64,7 @@ class Examples:
 
 
 def sample_examples(
-    model: MemoryModel, index: Index, eval: Any = None, *, count: int = 4000, seed: int = 0, quiet: bool = False
+    model: MemoryModel, index: Index, eval: Any = None, *, count: int = EXAMPLES, seed: int = 0, quiet: bool = False
 ) -> Examples:
     """Draw `count` examples from `eval`, or from the corpus of the run where none is given.
 
@@ -105,10 +107,8 @@ def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) 
         for shard in corpus.shards_ahead():
             numbers = chance.random(len(shard.sentences))
             limit = held[-1][0] if len(held) == count else np.inf
-            held += [
-                (float(numbers[at]), shard.first + at, replace(shard.sentences[at]))
-                for at in np.flatnonzero(numbers < limit)
-            ]
+            found = np.flatnonzero(numbers < limit).tolist()
+            held += [(float(numbers[at]), shard.first + at, shard.sentences[at]) for at in found]
             held = sorted(held, key=lambda one: one[:2])[:count]
             reporter.update(shard.fraction, f"{shard.after.sentences:,} sentences read")
     return [sentence for _, _, sentence in sorted(held, key=lambda one: one[1])]

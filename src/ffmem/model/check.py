@@ -63,7 +63,7 @@ def check(model: MemoryModel) -> SelfCheck:
     looks_ahead = max(
         relative_error(prefix, whole[:, : PROBE // 2]) for prefix, whole in zip(alone, recording.m, strict=True)
     )
-    ours = model.vocabulary.log_probs(_last_output(model, recording.o[-1])[0], norm=True)
+    ours = model.vocabulary.log_probs(model.closed(recording.o[-1], model.layers)[0], norm=True)
     theirs = torch.log_softmax(untouched[0].float(), dim=-1)
     return SelfCheck(
         value_product=product,
@@ -93,11 +93,3 @@ def probe_ids(model: MemoryModel) -> torch.Tensor:
     size = model.config.vocab_size
     length = min(PROBE, model.context)
     return (torch.arange(1, length + 1, device=model.device) * 7919 % max(size - 1, 1))[None]
-
-
-def _last_output(model: MemoryModel, o: torch.Tensor) -> torch.Tensor:
-    """The last block's output as the final norm takes it: in a post-norm block that is behind the block's own norm."""
-    if model.family.o == "block.out":
-        return o
-    path, _ = model.family.o.rsplit(".", 1)
-    return model.blocks[-1].get_submodule(path)(o)

@@ -258,6 +258,19 @@ class MemoryModel:
                 raise ModelError(f"{self.name}: nothing flowed through {spots[name]!r} in layer {missing}")
         return kept, returned
 
+    @property
+    def has_norm(self) -> bool:
+        """Whether anything stands between the stream and the vocabulary."""
+        return self.family.o != "block.out" or _optional(self.model, self.family.norm) is not None
+
+    @torch.inference_mode()
+    def closed(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
+        """A vector of a layer's stream (r, y or o) as the next layer gets it: in a post-norm block, behind its own norm."""
+        if self.family.o == "block.out":
+            return h
+        path, _ = self.family.o.rsplit(".", 1)
+        return self.blocks[layer - 1].get_submodule(path)(h)
+
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
         if bos not in ("auto", "on", "off"):

@@ -32,6 +32,8 @@ class Vocabulary(Protocol):
 
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]: ...
 
+    def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged: ...
+
 
 @dataclass(frozen=True)
 class Extremes:
@@ -41,6 +43,18 @@ class Extremes:
     promoted_log_prob: Float[Tensor, "n k"]
     suppressed: Int[Tensor, "n k"]
     suppressed_log_prob: Float[Tensor, "n k"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Each vector's first token, and how it stands to a given one."""
+
+    top: Int[Tensor, " n"]
+    top_log_prob: Float[Tensor, " n"]
+    log_prob: Float[Tensor, " n"]
+    """of the given token"""
+    rank: Int[Tensor, " n"]
+    """of the given token, from 1"""
 
 
 class ChunkedVocabulary(ABC):
@@ -75,18 +89,23 @@ class ChunkedVocabulary(ABC):
 
         return Extremes(*self._chunked(h, ends))
 
-    @torch.inference_mode()
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
         """How many tokens are at least as likely as `token`, itself counted, the smaller id first among equals: from 1."""
+        return self.judge(h, token, norm=norm).rank
 
-        def ranks(rows: slice) -> tuple[Tensor]:
+    @torch.inference_mode()
+    def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged:
+        """What each vector puts first, and what it thinks of a token of its own, in one projection."""
+
+        def judged(rows: slice) -> tuple[Tensor, ...]:
             log_probs = self.log_probs(h[rows], norm=norm)
+            first = log_probs.max(1)
             ids = token[rows].to(log_probs.device)[:, None]
             own = log_probs.gather(1, ids)
             earlier = (log_probs == own) & (torch.arange(self.size, device=log_probs.device) < ids)
-            return (1 + ((log_probs > own) | earlier).sum(1),)
+            return first.indices, first.values, own[:, 0], 1 + ((log_probs > own) | earlier).sum(1)
 
-        return self._chunked(h, ranks)[0]
+        return Judged(*self._chunked(h, judged))
 
 
 @dataclass(frozen=True)

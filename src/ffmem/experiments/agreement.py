@@ -1,0 +1,326 @@
+"""Do values predict what follows their keys' triggers? (Section 4 of the paper: Figs 4, 5 and 6, Table 2.)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from ffmem.experiments.next_tokens import NONE, NextTokens, end_token, next_tokens, token_counts
+from ffmem.experiments.predictions import Predictions, predictions_of
+from ffmem.experiments.result import Result
+from ffmem.index.reader import Index
+from ffmem.index.values import model_of
+from ffmem.model.memories import MemoryModel
+from ffmem.progress import Reporter, reporting
+from ffmem.words import Cell, FfmemError
+
+CHUNK = 1024
+"""Cells projected between two reports."""
+BINS = 8
+PERMUTATIONS = 20
+TABLE_CELLS = 6
+TABLE_TRIGGERS = 3
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What is known of a layer's cells: a handful of numbers each."""
+
+    layer: int
+    top: Int[np.ndarray, " cells"]
+    probability: Float[np.ndarray, " cells"]
+    rank: Int[np.ndarray, " cells"]
+    """Of the first trigger's next token; of no meaning where there is none."""
+    next: Int[np.ndarray, " cells"]
+    """The first trigger's next token."""
+    last: Int[np.ndarray, " cells"]
+    """The first trigger's own last token."""
+    triggers: Int[np.ndarray, " cells"]
+    judged: Int[np.ndarray, " cells"]
+    """Triggers with a next token."""
+    matches: Int[np.ndarray, " cells"]
+    """Triggers whose next token is the value's top token."""
+    first_at_end: Bool[np.ndarray, " cells"]
+    at_end: int
+    negative: dict[str, Any] | None
+    """The negative side's columns of the row, where the run has one."""
+
+    @property
+    def known(self) -> Bool[np.ndarray, " cells"]:
+        """Which cells have a first trigger with a next token."""
+        return self.next != NONE
+
+    @property
+    def fired(self) -> Bool[np.ndarray, " cells"]:
+        return self.triggers > 0
+
+    @property
+    def agreeing(self) -> Bool[np.ndarray, " cells"]:
+        return self.next == self.top
+
+    @property
+    def agreeing_last(self) -> Bool[np.ndarray, " cells"]:
+        return self.last == self.top
+
+
+def agreement(
+    model: MemoryModel | Any,
+    index: Index,
+    *,
+    seed: int = 0,
+    norm: bool = False,
+    top_values: int = 100,
+    quiet: bool = False,
+) -> Result:
+    """How often a value's top token is what follows its key's top trigger: a row a layer.
+
+    Values go to the vocabulary bare; `norm=True` sends them through the final norm first. Without `model` the run's own
+    is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first.
+    """
+    if top_values < 1:
+        raise FfmemError(f"expected top_values of at least 1, found {top_values}")
+    model = model_of(index, model)
+    end = end_token(model, index)
+    with reporting("agreement", quiet=quiet) as reporter:
+        layers = [_read_layer(model, index, layer, end, norm, reporter) for layer in index.layers]
+    settings = index.manifest["settings"]
+    return Result(
+        "agreement",
+        seed,
+        {
+            "model": model.name,
+            "dtype": model.dtype_name,
+            "layers": index.layers,
+            "norm": norm,
+            "top": settings["top"],
+            "top_values": top_values,
+            "vocabulary": model.vocabulary.size,
+            "end_token": None if end is None else index.token(end),
+        },
+        [_row(layer) for layer in layers],
+        {
+            "overall": _counted(layers, "agreeing", "known"),
+            "baselines": _baselines(index, layers, model.vocabulary.size, end, seed),
+            "fig6": _by_probability(layers),
+            "predictive": _predictive(index, layers, top_values, model.layers),
+            "table2": _table2(index, layers, model.layers, end),
+            "last_token_control": _last_token_control(layers),
+            "left_out": _left_out(layers, end),
+        },
+    )
+
+
+def _read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, norm: bool, reporter: Reporter) -> _Layer:
+    tokens = next_tokens(index, layer, "+", end)
+    values = model.values(layer)
+    following = torch.from_numpy(np.maximum(tokens.ids[:, 0], 0)).long()
+    before = index[Cell(layer, 0)].row
+    parts = []
+    for start in range(0, len(values), CHUNK):
+        rows = slice(start, start + CHUNK)
+        parts.append(model.vocabulary.judge(values[rows], following[rows], norm=norm))
+        done = before + min(start + CHUNK, len(values))
+        reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
+    top, log_prob, rank = (
+        torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in ("top", "top_log_prob", "rank")
+    )
+    negative = None
+    if index.manifest["settings"]["negative"]:
+        negative = _negative(next_tokens(index, layer, "-", end), predictions_of(model, layer, norm=norm, sign="-"))
+    return _Layer(
+        layer,
+        top,
+        np.exp(log_prob),
+        rank,
+        next=tokens.ids[:, 0].copy(),  # or all ranks would be held for every layer
+        last=tokens.last[:, 0].copy(),
+        triggers=tokens.counts,
+        judged=tokens.judged,
+        matches=(tokens.ids == top[:, None]).sum(1),
+        first_at_end=tokens.at_end[:, 0].copy(),
+        at_end=tokens.ended,
+        negative=negative,
+    )
+
+
+def _negative(tokens: NextTokens, said: Predictions) -> dict[str, Any]:
+    """Negative first triggers against −v."""
+    following = tokens.ids[:, 0]
+    agreeing, cells = int((following == said.top).sum()), int((following != NONE).sum())
+    return {
+        "negative_cells": cells,
+        "negative_agreeing": agreeing,
+        "negative_share": _share(agreeing, cells),
+        "negative_left_out": tokens.cells - cells,
+    }
+
+
+def _row(layer: _Layer) -> dict[str, Any]:
+    """Figs 4 and 5."""
+    ranks = layer.rank[layer.known]
+    quartiles = np.percentile(ranks, [25, 50, 75]).tolist() if len(ranks) else [None] * 3
+    row = {"layer": layer.layer, **_counted([layer], "agreeing", "known")}
+    return row | dict(zip(("rank_q1", "rank_median", "rank_q3"), quartiles, strict=True)) | (layer.negative or {})
+
+
+def _baselines(index: Index, layers: list[_Layer], size: int, end: int | None, seed: int) -> dict[str, Any]:
+    """What agreement would be by chance, of four kinds; the shares of a run are over all its cells."""
+    counts = token_counts(index, size, end)
+    frequency = counts / max(1, counts.sum())
+    commonest = int(counts.argmax())
+    by_layer, sums, cells = [], np.zeros(3), 0
+    for layer in layers:
+        following, said = layer.next[layer.known], layer.top[layer.known]
+        # Seeded by layer, so that a run of some layers permutes as a run of all.
+        chance = np.random.default_rng([seed, layer.layer])
+        shuffled = [(chance.permutation(said) == following).sum() for _ in range(PERMUTATIONS)]
+        hits = np.array([frequency[following].sum(), (following == commonest).sum(), np.mean(shuffled)])
+        sums, cells = sums + hits, cells + len(following)
+        by_layer.append({"layer": layer.layer} | _named(hits, len(following)))
+    kept = "the sentences that the run has kept for its triggers"
+    return {
+        "uniform": 1 / size,
+        **_named(sums, cells),
+        "by_layer": by_layer,
+        "most_frequent_token": index.token(commonest),
+        "most_frequent_id": commonest,
+        "permutations": PERMUTATIONS,
+        "counted_over": kept if end is None else f"{kept}, {index.token(end)} once behind each",
+        "counted_tokens": int(counts.sum()),
+    }
+
+
+def _named(hits: Float[np.ndarray, "3"], cells: int) -> dict[str, float | None]:
+    return {name: _share(hit, cells) for name, hit in zip(("unigram", "most_frequent", "shuffled"), hits, strict=True)}
+
+
+def _by_probability(layers: list[_Layer]) -> list[dict[str, Any]]:
+    """Fig 6. The bins span max pᵢ of all cells; a bin counts those whose first trigger has a next token."""
+    probability, known, agreeing = (_joined(layers, name) for name in ("probability", "known", "agreeing"))
+    edges = np.linspace(float(probability.min()), float(probability.max()), BINS + 1)
+    bins = np.searchsorted(edges[1:-1], probability, side="right")
+    found = []
+    for at in range(BINS):
+        hits, cells = int(agreeing[bins == at].sum()), int(known[bins == at].sum())
+        low, high = edges[at : at + 2].tolist()
+        found.append({"low": low, "high": high, "cells": cells, "agreeing": hits, "share": _share(hits, cells)})
+    return found
+
+
+def _top_layers(depth: int) -> tuple[list[int], str]:
+    """The layers that stand for the paper's 11 to 16 of 16."""
+    first = depth - -(-6 * depth // 16) + 1
+    return list(range(first, depth + 1)), f"the top 6/16 of the model's {depth} layers, rounded up: {first} to {depth}"
+
+
+def _predictive(index: Index, layers: list[_Layer], count: int, depth: int) -> dict[str, Any]:
+    """The cells with the largest max pᵢ; among equals the lower layer, then the lower cell."""
+    probability = _joined(layers, "probability")
+    order = np.argsort(-probability, kind="stable")[:count]
+    sizes = [len(layer.top) for layer in layers]
+    begins = np.cumsum([0, *sizes])
+    number = np.searchsorted(begins, order, side="right") - 1
+    found = [
+        _cell(index, layers[at], cell) for at, cell in zip(number.tolist(), (order - begins[number]).tolist(), strict=True)
+    ]
+    top_layers, rule = _top_layers(depth)
+    return {
+        "values": found,
+        "cells": len(found),
+        "in_top_layers": sum(one["layer"] in top_layers for one in found),
+        "with_agreeing_trigger": sum(one["agreeing"] > 0 for one in found),
+        "top_layers": top_layers,
+        "top_layers_rule": rule,
+    }
+
+
+def _table2(index: Index, layers: list[_Layer], depth: int, end: int | None) -> dict[str, Any]:
+    top_layers, rule = _top_layers(depth)
+    best = []
+    for layer in layers:
+        if layer.layer in top_layers and layer.matches.any():
+            precision = layer.matches / np.maximum(1, layer.judged)
+            # The last key counts first: triggers that agree, their share, max pᵢ, the lower cell.
+            order = np.lexsort((np.arange(len(precision)), -layer.probability, -precision, -layer.matches))
+            best.append((layer, int(order[0])))
+    best.sort(key=lambda one: (-one[0].matches[one[1]], -one[0].layer))
+    chosen = sorted(best[:TABLE_CELLS], key=lambda one: one[0].layer)
+    return {
+        "cells": [_cell(index, layer, cell) | _agreeing_triggers(index, layer, cell, end) for layer, cell in chosen],
+        "rule": (
+            f"in each of {rule} (as far as the run has them), the cell with most agreeing triggers, among equals the one "
+            f"with the larger precision, max probability, the lower number; of these the {TABLE_CELLS} with most agreeing "
+            f"triggers, among equals the higher layers; of each the first {TABLE_TRIGGERS} agreeing triggers"
+        ),
+    }
+
+
+def _cell(index: Index, layer: _Layer, cell: int) -> dict[str, Any]:
+    """A cell's value against all its triggers."""
+    return {
+        "cell": str(Cell(layer.layer, cell)),
+        "layer": layer.layer,
+        "token": index.token(int(layer.top[cell])),
+        "token_id": int(layer.top[cell]),
+        "max_probability": float(layer.probability[cell]),
+        "precision_at_t": _share(layer.matches[cell], layer.judged[cell]),
+        "agreeing": int(layer.matches[cell]),
+        "judged": int(layer.judged[cell]),
+        "triggers": int(layer.triggers[cell]),
+    }
+
+
+def _agreeing_triggers(index: Index, layer: _Layer, cell: int, end: int | None) -> dict[str, Any]:
+    tokens, said = next_tokens(index, layer.layer, "+", end), int(layer.top[cell])
+    triggers = index[Cell(layer.layer, cell)].triggers
+    agreeing = [triggers[at] for at in np.flatnonzero(tokens.ids[cell] == said)[:TABLE_TRIGGERS].tolist()]
+    # At a sentence's end it is the mark that agreed.
+    following = [index.token(said) if one.next is None else one.next for one in agreeing]
+    return {
+        "examples": [
+            {"rank": one.rank, "prefix": one.prefix, "next": text} for one, text in zip(agreeing, following, strict=True)
+        ]
+    }
+
+
+def _last_token_control(layers: list[_Layer]) -> dict[str, Any]:
+    """The same with the prefix's own last token in the place of the next one, as the released script had it."""
+    by_layer = [{"layer": layer.layer, **_counted([layer], "agreeing_last", "fired")} for layer in layers]
+    return {**_counted(layers, "agreeing_last", "fired"), "by_layer": by_layer}
+
+
+def _left_out(layers: list[_Layer], end: int | None) -> dict[str, Any]:
+    """Cells in no share of the rows and triggers in no precision; and how many the mark has been the next token of."""
+    by_layer = []
+    for layer in layers:
+        cells, triggers = int(layer.first_at_end.sum()), layer.at_end
+        by_layer.append(
+            {
+                "layer": layer.layer,
+                "without_triggers": int((~layer.fired).sum()),
+                "top_trigger_ends_sentence": cells if end is None else 0,
+                "triggers_that_end_sentences": triggers if end is None else 0,
+                "top_trigger_before_mark": 0 if end is None else cells,
+            }
+        )
+    names = [name for name in by_layer[0] if name != "layer"]
+    return {name: sum(row[name] for row in by_layer) for name in names} | {"by_layer": by_layer}
+
+
+def _joined(layers: list[_Layer], name: str) -> np.ndarray:
+    return np.concatenate([getattr(layer, name) for layer in layers])
+
+
+def _counted(layers: list[_Layer], agreeing: str, among: str) -> dict[str, Any]:
+    """How many cells, how many of them agree, and the share."""
+    cells, hits = int(_joined(layers, among).sum()), int(_joined(layers, agreeing).sum())
+    return {"cells": cells, "agreeing": hits, "share": _share(hits, cells)}
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    """None where there is nothing to have a share of."""
+    return float(part) / float(whole) if whole else None

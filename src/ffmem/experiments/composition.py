@@ -1,0 +1,116 @@
+"""Is a layer's prediction that of one of its memories (Fig 8)?"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ffmem.experiments.examples import EXAMPLES, Examples
+from ffmem.experiments.observe import Seen, follow
+from ffmem.experiments.predictions import predictions_of
+from ffmem.experiments.result import Result
+from ffmem.experiments.stop_words import LIST, STOP_WORDS
+from ffmem.index.reader import Index
+from ffmem.model.memories import MemoryModel
+from ffmem.words import Sign
+
+SHORT = 5
+"""A prefix of fewer tokens than this is short."""
+
+
+class Composition:
+    """For every example and layer: does some cell's value put first what the layer's output y (or o) puts first?
+
+    A cell with a negative coefficient promotes what its value suppresses, so it counts with the prediction of -v.
+    """
+
+    name = "composition"
+
+    def __init__(self, model: MemoryModel, examples: Examples, *, norm: bool = False) -> None:
+        self.model, self.examples, self.norm, self.layers = model, examples, norm, model.layers
+        self.predicted: dict[tuple[int, Sign], np.ndarray] = {}
+        shape = (model.layers, len(examples))
+        self.agrees = {name: np.zeros(shape, bool) for name in ("y", "active", "o")}
+        self.targets = np.zeros(shape, np.int64)
+
+    def see(self, seen: Seen) -> None:
+        for layer in range(1, self.layers + 1):
+            m = seen.places.m[layer - 1].float().cpu().numpy()
+            y = seen.top("y", layer, norm=self.norm)
+            o = seen.top("o", layer, norm=self.norm)
+            self.targets[layer - 1, seen.numbers] = y
+            self.agrees["y"][layer - 1, seen.numbers] = self._some_cell(layer, m, y, active=False)
+            self.agrees["active"][layer - 1, seen.numbers] = self._some_cell(layer, m, y, active=True)
+            self.agrees["o"][layer - 1, seen.numbers] = self._some_cell(layer, m, o, active=False)
+
+    def _some_cell(self, layer: int, m: np.ndarray, target: np.ndarray, *, active: bool) -> np.ndarray:
+        """For each example, whether a cell predicts `target`: any cell, or only those with a coefficient above 0."""
+        plus = self._predictions(layer, "+")
+        minus = self._predictions(layer, "-") if not active and (m < 0).any() else None
+        found = np.zeros(len(target), bool)
+        for row, token in enumerate(target):
+            above = m[row, plus == token]
+            found[row] = bool((above > 0).any() if active else (above >= 0).any())
+            if minus is not None and not found[row]:
+                found[row] = bool((m[row, minus == token] < 0).any())
+        return found
+
+    def _predictions(self, layer: int, sign: Sign) -> np.ndarray:
+        """What each value of a layer puts first, or what it does turned round; projected when first asked for."""
+        if (layer, sign) not in self.predicted:
+            self.predicted[layer, sign] = predictions_of(self.model, layer, norm=self.norm, sign=sign).top
+        return self.predicted[layer, sign]
+
+    def result(self, settings: dict[str, Any]) -> Result:
+        rows = [
+            {
+                "layer": layer,
+                "examples": len(self.examples),
+                "zero_agreement": float(1 - self.agrees["y"][layer - 1].mean()),
+                "zero_agreement_active": float(1 - self.agrees["active"][layer - 1].mean()),
+                "zero_agreement_output": float(1 - self.agrees["o"][layer - 1].mean()),
+            }
+            for layer in range(1, self.layers + 1)
+        ]
+        return Result(self.name, settings["seed"], settings | {"norm": self.norm}, rows, self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """Pooled over layers, of the cases in which some cell agrees."""
+        layer, number = np.nonzero(self.agrees["y"])
+        words = self.model.tokenizer.batch_decode([[int(token)] for token in self.targets[layer, number]])
+        stop = np.array([word.strip().lower() in STOP_WORDS for word in words], bool)
+        true = [self.examples[at].next for at in number.tolist()]
+        known = [at for at, token in enumerate(true) if token is not None]
+        followed = self.model.tokenizer.batch_decode([[true[at]] for at in known])
+        true_stop = np.array([word.strip().lower() in STOP_WORDS for word in followed], bool)
+        short = np.array([len(self.examples[at].ids) < SHORT for at in number.tolist()], bool)
+        return {
+            "agreeing_cases": len(number),
+            "stop_word_share": _share(stop),
+            "next_token_stop_word_share": _share(true_stop),
+            "short_prefix_share": _share(short),
+            "short_prefix_share_of_all": _share(np.array([len(one.ids) < SHORT for one in self.examples.examples])),
+            "stop_words": LIST,
+            "short": f"fewer than {SHORT} tokens",
+        }
+
+
+def composition(
+    model: Any,
+    index: Index,
+    eval: Any = None,
+    *,
+    norm: bool = False,
+    examples: int = EXAMPLES,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Result:
+    """How often no memory of a layer predicts what the layer predicts. `norm` reads values and outputs through it alike."""
+    made = partial(Composition, norm=norm)
+    return follow(model, index, [made], eval, examples=examples, seed=seed, quiet=quiet)[0]
+
+
+def _share(found: np.ndarray) -> float | None:
+    return float(found.mean()) if len(found) else None

@@ -1,0 +1,215 @@
+"""How far a feed-forward layer is from a neural memory: the softmax that it lacks, put in (section 2 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ffmem.experiments.examples import Examples, sample_examples
+from ffmem.experiments.observe import quartiles
+from ffmem.experiments.result import Result
+from ffmem.experiments.substitution import Factors, Rule, substituted
+from ffmem.index.reader import Index
+from ffmem.index.values import model_of
+from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
+from ffmem.model.memories import MemoryModel
+from ffmem.model.spots import hooked, record_spot
+from ffmem.model.vocabulary import CHUNK_ELEMENTS
+from ffmem.progress import Reporter, reporting
+from ffmem.words import CorpusError
+
+BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Tokens a forward: a layer's scores and coefficients are held a few times over."""
+
+
+def normaliser(
+    model: MemoryModel | Any,
+    index: Index,
+    eval: Any = None,
+    *,
+    examples: int = 400,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Result:
+    """Replace FF(x) = f(x·Kᵀ)·V by MN(x) = softmax(x·Kᵀ)·V, in one layer at a time and in all at once.
+
+    In a gated layer the softmax stands for the gate's activation: softmax(gate)·up. `softmax_scaled` gives the new
+    coefficients the length of the old ones at every position, so that only their shape differs; where a norm follows the
+    layer (gemma2, olmo2) lengths hardly matter anyway. A row a layer; losses in nats per token.
+    """
+    loaded = model_of(index, model)
+    bos = bool(index.manifest["settings"]["bos"])
+    drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
+    feeds = _feeds(drawn, loaded, bos)
+    everywhere = range(1, loaded.layers + 1)
+    with reporting("normalising", quiet=quiet) as reporter:
+        watch = _Watch(loaded)
+        runs = _Runs(loaded, feeds, reporter, 1 + len(RULES) * (len(index.layers) + 1))
+        base = runs.loss(everywhere, watch.see, watch)
+        alone = {name: [runs.loss([layer], rule) for layer in index.layers] for name, rule in RULES.items()}
+        together = {name: runs.loss(everywhere, rule) for name, rule in RULES.items()}
+    rows = []
+    for at, layer in enumerate(index.layers):
+        row: dict[str, Any] = {"layer": layer, "cells": loaded.cells[layer - 1]}
+        for name, kept in (("effective_memories", watch.activation), ("softmax_effective", watch.softmax)):
+            found = quartiles(np.concatenate(kept[layer]))
+            row |= {f"{name}_{q}": value for q, value in zip(("q1", "median", "q3"), found, strict=True)}
+        row |= {"loss": base} | {f"loss_{name}": alone[name][at] for name in RULES}
+        rows.append(row | {f"change_{name}": alone[name][at] - base for name in RULES})
+    settings = drawn.settings | {
+        "bos": bos,
+        "gated": loaded.family.gated,
+        "effective_memories": "exp of the entropy of |m|/Σ|m| at every token, in the untouched model",
+        "softmax": f"of the {'gate' if loaded.family.gated else 'scores'} over a layer's cells, key bias included",
+        "softmax_scaled": "the same, given the length (L2) of the original coefficients at each position",
+        "dtype": loaded.dtype_name,
+        "device": loaded.device.type,
+    }
+    return Result("normaliser", seed, settings, rows, _facts(loaded, feeds, watch, base, together, rows))
+
+
+def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:
+    """softmax(scores), in a gated layer times up; in float32."""
+    weights = torch.softmax(factors.scores.float(), dim=-1)
+    return weights if factors.up is None else weights * factors.up.float()
+
+
+def softmax_scaled(factors: Factors) -> Float[Tensor, "*pos cells"]:
+    """The same, as long as the original coefficients."""
+    new = softmax(factors)
+    length, own = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (factors.m.float(), new))
+    return new * (length / own.clamp_min(torch.finfo(torch.float32).tiny))
+
+
+RULES: dict[str, Rule] = {"softmax": softmax, "softmax_scaled": softmax_scaled}
+
+
+def effective_memories(m: Float[Tensor, "n cells"]) -> Float[Tensor, " n"]:
+    """exp of the entropy of |m|/Σ|m|: k equal coefficients count as k memories, none as 0.
+
+    >>> effective_memories(torch.tensor([[2.0, -2.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
+    [2.0, 0.0]
+    """
+    size = m.float().abs()
+    total = size.sum(-1, keepdim=True)
+    share = size / total.clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.exp(-torch.xlogy(share, share).sum(-1)) * (total[:, 0] > 0)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A batch: what goes in, which columns hold tokens, which predict one, and what they should predict, row by row."""
+
+    ids: Int[Tensor, "batch pos"]
+    tokens: Bool[Tensor, "batch pos"]
+    """The beginning-of-sentence token and the padding are none."""
+    predicting: Bool[Tensor, "batch pos"]
+    targets: Int[Tensor, " n"]
+
+
+def _feeds(examples: Examples, model: MemoryModel, bos: bool) -> list[Feed]:
+    """Every token is predicted once from those in front of it; a first token only behind the beginning of sentence."""
+    feeds = []
+    size = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+    for numbers, ids in examples.batches(model.bos if bos else None, size):
+        ends = np.array([len(examples[number].ids) for number in numbers])[:, None] + int(bos)
+        columns = np.arange(ids.shape[1])
+        predicting = columns < ends - 1
+        targets = ids[:, 1:][predicting[:, :-1]]
+        arrays = (ids, (columns >= int(bos)) & (columns < ends), predicting, targets)
+        feeds.append(Feed(*(torch.from_numpy(array) for array in arrays)))
+    if not any(len(feed.targets) for feed in feeds):
+        raise CorpusError("expected examples of two tokens or more to measure a loss on, found none: use more examples")
+    return feeds
+
+
+class _Watch:
+    """Effective memories of every layer at every token, under the model's own activation and under a softmax."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self.activation: dict[int, list[np.ndarray]] = {layer: [] for layer in range(1, model.layers + 1)}
+        self.softmax: dict[int, list[np.ndarray]] = {layer: [] for layer in range(1, model.layers + 1)}
+        self.tokens: Tensor | None = None
+        """Of the batch that is run."""
+
+    def see(self, factors: Factors) -> None:
+        assert self.tokens is not None
+        wanted = self.tokens.flatten().to(factors.m.device)
+        for kept, m in ((self.activation, factors.m), (self.softmax, softmax(factors))):
+            kept[factors.layer].append(effective_memories(m.reshape(len(wanted), -1)[wanted]).cpu().numpy())
+
+
+class _Runs:
+    """The same examples again and again, each time with other coefficients."""
+
+    def __init__(self, model: MemoryModel, feeds: list[Feed], reporter: Reporter, total: int) -> None:
+        self.model, self.feeds, self.reporter = model, feeds, reporter
+        self.total, self.done = total * len(feeds), 0
+
+    def loss(self, layers: Iterable[int], rule: Rule, watch: _Watch | None = None) -> float:
+        """Nats per token with `rule`'s coefficients in these layers."""
+        lost = 0.0
+        with substituted(self.model, layers, rule):
+            for feed in self.feeds:
+                if watch is not None:
+                    watch.tokens = feed.tokens
+                lost += batch_loss(self.model, feed)
+                self.done += 1
+                self.reporter.update(self.done / self.total, f"{self.done:,} of {self.total:,} batches")
+        return lost / sum(len(feed.targets) for feed in self.feeds)
+
+
+@torch.inference_mode()
+def batch_loss(model: MemoryModel, feed: Feed) -> float:
+    """Summed next-token loss of a batch; never more than `CHUNK_ELEMENTS` logits at a time."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> None:
+        kept.append(tensor.reshape(*feed.ids.shape, -1)[feed.predicting.to(tensor.device)])
+
+    # What leaves the last block is what the final norm takes, in a post-norm block too.
+    with hooked(record_spot(model.blocks[-1], "block", "out", keep)):
+        model.model.base_model(input_ids=feed.ids.to(model.device), use_cache=False)
+    (h,) = kept
+    vocabulary = model.vocabulary
+    step = max(1, CHUNK_ELEMENTS // vocabulary.size)
+    total = 0.0
+    for vectors, targets in zip(h.split(step), feed.targets.to(h.device).split(step), strict=True):
+        if isinstance(vocabulary, AdaptiveVocabulary):  # only the bands that hold a target are computed
+            total += float(vocabulary.model.nll(vectors, targets))
+        else:
+            log_probs = vocabulary.log_probs(vectors, norm=True)
+            total -= float(log_probs.gather(1, targets[:, None].to(log_probs.device)).double().sum())
+    return total
+
+
+def _facts(
+    model: MemoryModel, feeds: list[Feed], watch: _Watch, base: float, together: dict[str, float], rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The answer in numbers, and what it was counted over."""
+    every = np.concatenate([part for parts in watch.activation.values() for part in parts])
+    facts: dict[str, Any] = {
+        "loss": base,
+        "loss_uniform": log(model.vocabulary.size),
+        "tokens_predicted": sum(len(feed.targets) for feed in feeds),
+        "tokens_watched": sum(int(feed.tokens.sum()) for feed in feeds),
+        "layers_replaced_together": model.layers,
+        "without_any_memory": int((every == 0).sum()),
+    }
+    for name, loss in together.items():
+        changes = [row[f"change_{name}"] for row in rows]
+        facts |= {
+            f"loss_{name}_all": loss,
+            f"change_{name}_all": loss - base,
+            f"change_{name}_median": float(np.median(changes)),
+            f"change_{name}_largest": max(changes),
+            f"change_{name}_largest_layer": rows[int(np.argmax(changes))]["layer"],
+        }
+    return facts

@@ -1,0 +1,119 @@
+"""One pass over the examples for all experiments that watch a prediction come to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ffmem.experiments.examples import Examples, sample_examples
+from ffmem.experiments.result import Result
+from ffmem.index.reader import Index
+from ffmem.index.values import model_of
+from ffmem.model.memories import MemoryModel, Places
+from ffmem.model.vocabulary import Judged
+from ffmem.progress import reporting
+
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Tokens a forward: all layers' vectors and coefficients of a batch's examples are held at a time."""
+
+
+@dataclass
+class Seen:
+    """What flowed at the last token of some examples, and what each vector predicts, computed once whoever asks."""
+
+    model: MemoryModel
+    numbers: list[int]
+    """Which examples these are."""
+    places: Places
+    _judged: dict[tuple[str, int, bool], Judged] = field(default_factory=dict)
+
+    def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:
+        """r, y or o of a layer (from 1); to be normed, in a post-norm block, they go through the block's own norm first."""
+        found = getattr(self.places, name)[layer - 1]
+        return self.model.closed(found, layer) if norm else found
+
+    @cached_property
+    def said(self) -> Int[Tensor, " n"]:
+        """The model's own prediction."""
+        last = self.vectors("o", self.model.layers, norm=True)
+        return self.model.vocabulary.top(last, 1, norm=True)[1][:, 0]
+
+    def judged(self, name: str, layer: int, *, norm: bool) -> Judged:
+        """What r, y or o of a layer puts first, and what it thinks of the model's own prediction."""
+        key = (name, layer, norm and self.model.has_norm)
+        if key not in self._judged:
+            vectors = self.vectors(name, layer, norm=norm)
+            self._judged[key] = self.model.vocabulary.judge(vectors, self.said, norm=norm)
+        return self._judged[key]
+
+    def top(self, name: str, layer: int, *, norm: bool) -> Int[np.ndarray, " n"]:
+        return self.judged(name, layer, norm=norm).top.cpu().numpy()
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """An experiment that watches examples go by."""
+
+    def see(self, seen: Seen) -> None: ...
+
+    def result(self, settings: dict[str, Any]) -> Result: ...
+
+
+def follow(
+    model: Any,
+    index: Index,
+    makers: Sequence[Callable[[MemoryModel, Examples], Observer]],
+    eval: Any = None,
+    *,
+    examples: int,
+    seed: int,
+    quiet: bool = False,
+) -> list[Result]:
+    """Draw examples, show them to the observers in one pass, and keep their results in the run."""
+    loaded = model_of(index, model)
+    drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
+    observers = [make(loaded, drawn) for make in makers]
+    results = observe(loaded, drawn, observers, bos=index.manifest["settings"]["bos"], settings={"seed": seed}, quiet=quiet)
+    for result in results:
+        result.save(index)
+    return results
+
+
+@torch.inference_mode()
+def observe(
+    model: MemoryModel,
+    examples: Examples,
+    observers: Sequence[Observer],
+    *,
+    bos: bool,
+    settings: dict[str, Any],
+    quiet: bool = False,
+) -> list[Result]:
+    """Send all examples through the model once, past every observer, and take their results."""
+    done = 0
+    first = model.bos if bos else None
+    size = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+    with reporting("following predictions", quiet=quiet) as reporter:
+        for numbers, ids in examples.batches(first, size):
+            lengths = np.array([len(examples[number].ids) for number in numbers]) + int(bos) - 1
+            seen = Seen(model, numbers, model.record_at(torch.from_numpy(ids), torch.from_numpy(lengths)))
+            for observer in observers:
+                observer.see(seen)
+            done += len(numbers)
+            reporter.update(done / len(examples), f"{done:,} of {len(examples):,} examples")
+    return [observer.result(settings | examples.settings) for observer in observers]
+
+
+def quartiles(values: np.ndarray) -> tuple[float, float, float]:
+    """First quartile, median and third quartile, interpolated; NaN of nothing."""
+    if not len(values):
+        return float("nan"), float("nan"), float("nan")
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(low), float(middle), float(high)

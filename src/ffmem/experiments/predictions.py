@@ -1,0 +1,37 @@
+"""What every value of a layer predicts on its own, streamed: cells × vocabulary is never held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ffmem.model.memories import MemoryModel
+from ffmem.model.vocabulary import CHUNK_ELEMENTS
+from ffmem.words import Sign
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A value's most likely token (the smaller id among equals) and its probability, max pᵢ."""
+
+    top: Int[np.ndarray, " cells"]
+    probability: Float[np.ndarray, " cells"]
+
+
+def predictions_of(model: MemoryModel, layer: int, *, norm: bool = False, sign: Sign = "+") -> Predictions:
+    """What the values of a layer (from 1) predict; with sign "-", what they promote at a negative coefficient."""
+    step = max(1, CHUNK_ELEMENTS // model.vocabulary.size)
+    # Not `top`, which leaves open what comes first among equals: in half precision the best are often equal.
+    parts = [model.vocabulary.log_probs(rows, norm=norm).max(1) for rows in signed_values(model, layer, sign).split(step)]
+    top, log_prob = (torch.cat([part[at] for part in parts]).cpu().numpy() for at in (1, 0))
+    return Predictions(top, np.exp(log_prob))
+
+
+def signed_values(model: MemoryModel, layer: int, sign: Sign = "+") -> Float[Tensor, "cells d"]:
+    """v or −v. The vector is turned round, not its ranking: under a bias or an adaptive softmax they differ."""
+    values = model.values(layer)
+    return values if sign == "+" else -values

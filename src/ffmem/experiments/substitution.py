@@ -1,0 +1,84 @@
+"""Coefficients replaced while a model runs, by hooks that are always taken off again: no weight is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ffmem.model.memories import MemoryModel
+from ffmem.model.spots import first_tensor, hooked, module_at
+from ffmem.words import ModelError
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What a layer's coefficients are made of: m = f(scores), in a gated layer f(scores)·up."""
+
+    layer: int
+    scores: Float[Tensor, "*pos cells"]
+    """x·Kᵀ and the key bias; in a gated layer the gate's."""
+    up: Float[Tensor, "*pos cells"] | None
+    m: Float[Tensor, "*pos cells"]
+
+
+Rule = Callable[[Factors], Tensor | None]
+"""New coefficients for a layer; None leaves them as they are."""
+
+
+@contextmanager
+def substituted(model: MemoryModel, layers: Iterable[int], rule: Rule) -> Iterator[None]:
+    """Run the model inside with `rule`'s coefficients in these layers (from 1)."""
+    with hooked(*(install for layer in layers for install in _installs(model, layer, rule))):
+        yield
+
+
+def _installs(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Callable[[], Any]]:
+    """Hooks of one layer: keep what the key and up matrices give, and change what enters the value matrix."""
+    family, block = model.family, model.blocks[layer - 1]
+    kept: dict[str, Tensor] = {}
+
+    def keeper(path: str) -> Callable[..., None]:
+        def keep(_: nn.Module, __: tuple[Any, ...], output: object) -> None:
+            tensor = first_tensor(output)
+            if tensor is not None:
+                kept[path] = tensor.detach().clone()  # an activation may work in place
+
+        return keep
+
+    def part(spot: str, m: Tensor) -> Tensor:
+        path, half = _place(spot)
+        if path not in kept:
+            raise ModelError(f"{model.name}: {path!r} in layer {layer} was not called in front of its value matrix")
+        tensor = kept[path] if half is None else kept[path].chunk(2, dim=-1)[half]
+        if tensor.shape != m.shape:
+            shapes = f"{tuple(m.shape)}, found {tuple(tensor.shape)}"
+            raise ModelError(f"{model.name}: expected {spot!r} in layer {layer} to give a number a cell, {shapes}")
+        return tensor
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        m = args[0]
+        up = None if family.up is None else part(family.up, m)
+        new = rule(Factors(layer, part(family.key, m), up, m))
+        kept.clear()
+        return None if new is None else (new.to(m.dtype), *args[1:])
+
+    paths = dict.fromkeys(_place(spot)[0] for spot in (family.key, family.up) if spot is not None)
+    for path in paths:
+        yield partial(module_at(block, path, "the keys").register_forward_hook, keeper(path))
+    yield partial(model.value_modules[layer - 1].register_forward_pre_hook, enter)
+
+
+def _place(spot: str) -> tuple[str, int | None]:
+    """The module of a spot, and which half of its output.
+
+    >>> _place("mlp.gate_up_proj[1]"), _place("mlp.c_fc")
+    (('mlp.gate_up_proj', 1), ('mlp.c_fc', None))
+    """
+    path, _, half = spot.partition("[")
+    return path, int(half.rstrip("]")) if half else None
