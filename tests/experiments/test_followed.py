@@ -91,7 +91,7 @@ def test_refinement_follows_the_residual_to_the_output(case):
 
 
 def test_the_model_s_own_prediction_is_what_the_model_says(case):
-    model, index, examples, flows = case
+    model, index, _, flows = case
     seen = []
 
     class Watch:
@@ -117,9 +117,7 @@ def test_composition_counts_examples_whose_prediction_no_cell_makes(case, norm):
     for row in result.rows:
         layer = row["layer"]
         values = model.values(layer)
-        plus, minus = (
-            model.vocabulary.log_probs(sign * values, norm=norm).argmax(1).tolist() for sign in (1.0, -1.0)
-        )
+        plus, minus = (model.vocabulary.log_probs(sign * values, norm=norm).argmax(1).tolist() for sign in (1.0, -1.0))
         none = Counter()
         for flow in flows:
             m = flow.m[layer - 1][0, -1].tolist()

@@ -10,13 +10,8 @@ from ffmem.experiments.predictions import predictions_of
 from tests.tiny import tiny_model
 
 
-@pytest.fixture(scope="module")
-def adaptive(tokenizer):
-    return load_model(tiny_model("adaptive_lm"), tokenizer=tokenizer)
-
-
 def assert_said(found, logits):
-    wanted = torch.softmax(logits.float(), -1)
+    wanted = torch.softmax(logits.detach().float(), -1)
     assert found.top.tolist() == wanted.argmax(1).tolist()
     np.testing.assert_allclose(found.probability, wanted.max(1).values.numpy(), rtol=1e-5)
 
@@ -42,7 +37,8 @@ def test_without_a_bias_the_turned_value_promotes_what_the_value_suppresses(llam
     assert predictions_of(llama, 1, sign="-").top.tolist() == logits.argmin(1).tolist()
 
 
-def test_under_an_adaptive_softmax_the_turned_value_is_projected_and_not_its_ranking_turned(adaptive):
+def test_under_an_adaptive_softmax_the_turned_value_is_projected_and_not_its_ranking_turned(tokenizer):
+    adaptive = load_model(tiny_model("adaptive_lm"), tokenizer=tokenizer)
     adaptive.model.model.layers[1].fc2.weight.data.mul_(30)
     values = adaptive.values(2)
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Tokens removed from triggers: against every shortened prefix run alone, and keys whose answer is known."""
 
 import json
+import sys
 from dataclasses import replace
 from math import isnan
 
@@ -10,9 +11,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ffmem import build_index, load_model
-from ffmem.experiments import removal as module
-from ffmem.experiments.removal import KINDS, Drawn, Removed, bootstrap, draw_triggers, remove_tokens, removal
+from ffmem.experiments.removal import KINDS, Drawn, Removed, bootstrap, draw_triggers, removal, remove_tokens
 from ffmem.experiments.result import load_result
+from ffmem.index.origin import BATCH_TOKENS
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.tiny import WORDS, some_sentences, tiny_model
 
@@ -79,7 +80,7 @@ def by_kind(result, layer=1):
 @pytest.mark.parametrize("variant", ["gpt2", "gpt2-relu", "llama", "phi3", "adaptive_lm", "opt-post-norm-projected"])
 @pytest.mark.parametrize("bos", ["on", "off"])
 def test_every_coefficient_is_that_of_the_shortened_prefix_run_alone(variant, bos, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setitem(module.BATCH_TOKENS, "cpu", 50)
+    monkeypatch.setitem(BATCH_TOKENS, "cpu", 50)
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     sentences = some_sentences(14, seed=1, longest=8)
     index = build_index(model, sentences, out=tmp_path / "run", top=4, unit="line", bos=bos, quiet=True)
@@ -241,9 +242,10 @@ def test_the_same_seed_gives_the_same_bytes_and_another_other_cells(gpt2, tmp_pa
 def test_batching_changes_nothing_but_the_last_digits(gpt2, tmp_path, monkeypatch):
     index = build_index(gpt2, some_sentences(20, seed=7), out=tmp_path / "run", top=4, unit="line", quiet=True)
     whole = removal(gpt2, index, cells=9, triggers=4, quiet=True)
-    monkeypatch.setitem(module.BATCH_TOKENS, "cpu", 1)
+    monkeypatch.setitem(BATCH_TOKENS, "cpu", 1)
     alone = removal(gpt2, index, cells=9, triggers=4, quiet=True)
     for one, other in zip(whole.rows, alone.rows, strict=True):
+        assert one.pop("kind") == other.pop("kind")
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
@@ -308,7 +310,7 @@ def test_the_interval_is_that_of_a_mean():
 def test_the_draw_is_made_in_pieces_where_it_is_large(monkeypatch):
     values = np.arange(50.0)
     whole = bootstrap(values, np.random.default_rng(0))
-    monkeypatch.setattr(module, "DRAWN_AT_A_TIME", 333)
+    monkeypatch.setattr(sys.modules[bootstrap.__module__], "DRAWN_AT_A_TIME", 333)
     assert bootstrap(values, np.random.default_rng(0)) == pytest.approx(whole, abs=1.5)
 
 

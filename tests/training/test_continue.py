@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 from ffmem.training import train as room
+from ffmem.training import trainer
 from ffmem.words import RunError
 from tests.training.small import STEPS, Crash, card_of, content, fit, log_of
 
@@ -109,7 +110,7 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_one_before(text, whol
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(room, "save_state", torn)
+        patch.setattr(trainer, "save_state", torn)
         with pytest.raises(Crash):
             fit(text, out, checkpoint_minutes=0)
     fit(text, out)

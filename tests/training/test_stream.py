@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.model.adaptive.tokenizer import wiki_tokenizer
 from ffmem.progress import Reporter
-from ffmem.training.stream import CHUNK, MARK, UNKNOWN, encoded, read_stream, sentences, vocabulary, write_stream
+from ffmem.training.stream import MARK, UNKNOWN, encoded, read_stream, sentences, vocabulary, write_stream
 from ffmem.words import CorpusError
 
 names = st.sampled_from(["a", "b", "c", "cat", "Cat", "é", "zoo", "Ж", "<unk>"])
@@ -48,9 +49,9 @@ def test_a_mark_stands_before_every_sentence_and_nowhere_else(file):
     assert found.dtype == np.int32
 
 
-def test_a_heading_is_one_sentence_though_it_holds_a_full_stop(file):
+def test_a_heading_is_one_sentence_though_it_holds_a_full_stop():
     line = " = = The end . And after = = "
-    assert list(sentences(file(f"{line}\nOne . Two .\n"))) == [line.strip(), "One .", "Two ."]
+    assert list(sentences(Segmenter(Unit("sentence")), [line, "One . Two ."])) == [line.strip(), "One .", "Two ."]
 
 
 def test_words_are_ordered_by_count_then_by_name_and_rare_ones_left_out():
@@ -99,14 +100,16 @@ def test_the_written_file_holds_what_reading_gives(file, tmp_path):
     assert not (tmp_path / "stream.i32.tmp").exists()
 
 
-def test_more_sentences_than_a_chunk_come_in_pieces_that_join(monkeypatch):
-    lines = [f"w{number % 7} x" for number in range(25)]
-    tokenizer = wiki_tokenizer([f"w{number}" for number in range(7)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_more_text_than_a_chunk_comes_in_pieces_that_join_whoever_made_them(monkeypatch, workers):
+    lines = [f"w{number % 7} x" for number in range(95)]
+    words = [f"w{number}" for number in range(7)]
+    tokenizer = wiki_tokenizer(words)
     at_once = read_stream(texts(*lines), tokenizer)
-    assert CHUNK > 25
-    monkeypatch.setattr("ffmem.training.stream.CHUNK", 10)
-    pieces = list(encoded(texts(*lines), tokenizer))
-    assert [int((piece == MARK).sum()) for piece in pieces] == [10, 10, 5]
+    monkeypatch.setattr("ffmem.training.stream.CHUNK", 20)  # characters: five lines
+    pieces = list(encoded(texts(*lines), tokenizer, workers=workers))
+    assert [int((piece == MARK).sum()) for piece in pieces] == [5] * 19
+    assert vocabulary(texts(*lines), min_count=2, workers=workers) == ["x", *words]
     assert np.concatenate(pieces).tolist() == at_once.tolist()
 
 
@@ -159,7 +162,7 @@ def test_several_files_follow_each_other_in_the_order_given(tmp_path):
         assert words_of(found, tokenizer) == f"</s> {order[0]} </s> {order[1]}"
 
 
-def test_the_share_that_is_read_is_reported_and_reaches_the_end(tmp_path):
+def test_the_share_that_is_read_is_reported_and_reaches_the_end(tmp_path, monkeypatch):
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text("a\nb\n", "utf-8")
 
@@ -169,7 +172,10 @@ def test_the_share_that_is_read_is_reported_and_reaches_the_end(tmp_path):
         def update(self, fraction, note=""):
             shares.append((fraction, note))
 
-    list(sentences(open_sources([tmp_path / "one.txt", tmp_path / "two.txt"]), Listening("reading"), "counting words"))
+    monkeypatch.setattr("ffmem.training.stream.CHUNK", 1)
+    vocabulary(
+        open_sources([tmp_path / "one.txt", tmp_path / "two.txt"]), min_count=1, reporter=Listening("reading"), workers=1
+    )
     fractions = [fraction for fraction, _ in shares]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ffmem
 from ffmem.corpus.sources import open_sources
 from ffmem.training import train as room
+from ffmem.training import trainer
 from ffmem.training.perplexity import perplexity
 from ffmem.training.stream import MARK, read_stream
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
@@ -83,7 +84,7 @@ def seen_by_the_first_step(text, tmp_path):
 def test_weights_of_the_blocks_decay_and_words_norms_and_biases_do_not(text, tmp_path):
     _, model = seen_by_the_first_step(text, tmp_path)
     decays = {}
-    for group in room._optimiser(model, RECIPE, fused=False).param_groups:
+    for group in trainer._optimiser(model, RECIPE, fused=False).param_groups:
         decays |= {id(parameter): group["weight_decay"] for parameter in group["params"]}
     named = {name: decays.pop(id(parameter)) for name, parameter in model.named_parameters()}
     assert not decays
@@ -168,7 +169,7 @@ def clock(monkeypatch):
         found.now += 1
         return step(trainer, batches, rate)
 
-    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: found.now))
     monkeypatch.setattr(room.Trainer, "step", timed)
     return found
 

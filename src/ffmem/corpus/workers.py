@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 Common = TypeVar("Common")
 Result = TypeVar("Result")
 
-FEW = 4
+FEW = 16
 """Items up to which starting processes takes longer than the work."""
 AHEAD = 3
 """Items that wait for each worker."""

@@ -5,56 +5,88 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
-from tokenizers import trainers
 
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, is_heading
-from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, wiki_tokenizer
+from ffmem.corpus.workers import cores, shared
+from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
 from ffmem.progress import Reporter
 from ffmem.words import CorpusError
 
 MARK = SPECIALS.index("</s>")
 UNKNOWN = SPECIALS.index("<unk>")
-CHUNK = 8192
-"""Sentences that are split together, by as many threads as there are cores."""
+CHUNK = 1 << 20
+"""Characters that one process splits at a time."""
 
 Ids = Int[np.ndarray, " _tokens"]
 
 
-def sentences(sources: Sequence[Source], reporter: Reporter | None = None, what: str = "") -> Iterator[str]:
-    """All sentences of a corpus. A heading is one sentence."""
-    segmenter = Segmenter(Unit("sentence"))
-    skipped: Counter[str] = Counter()
-    for number, source in enumerate(sources):
-        for record in source.records(skipped):
-            yield from [record.strip()] if is_heading(record) else segmenter.split(record)
-            if reporter is not None:
-                reporter.update((number + (source.fraction() or 0.0)) / len(sources), what)
+def sentences(segmenter: Segmenter, records: Sequence[str]) -> Iterator[str]:
+    """The sentences of some records. A heading is one sentence."""
+    for record in records:
+        yield from [record.strip()] if is_heading(record) else segmenter.split(record)
 
 
-def vocabulary(sources: Sequence[Source], *, min_count: int, reporter: Reporter | None = None) -> list[str]:
+def count_words(segmenter: Segmenter, records: Sequence[str]) -> Counter[str]:
+    return Counter(chain.from_iterable(split_words(list(sentences(segmenter, records)))))
+
+
+def number_words(tools: tuple[Segmenter, WikiTokenizer], records: Sequence[str]) -> Ids:
+    """The words of some records as ids, a mark before each sentence that has any."""
+    segmenter, tokenizer = tools
+    texts = list(sentences(segmenter, records))
+    rows = [row.ids for row in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return np.fromiter(chain.from_iterable([MARK, *row] for row in rows if row), np.int32)
+
+
+def vocabulary(
+    sources: Sequence[Source], *, min_count: int, reporter: Reporter | None = None, workers: int | None = None
+) -> list[str]:
     """Every word that occurs `min_count` times or more, the most frequent first, equal ones by name."""
-    counter = wiki_tokenizer([]).backend_tokenizer
-    trainer = trainers.WordLevelTrainer(vocab_size=1 << 40, min_frequency=min_count, show_progress=False)
-    counter.train_from_iterator(sentences(sources, reporter, "counting words"), trainer)
-    found = counter.get_vocab(with_added_tokens=False)
-    words = sorted((word for word in found if word not in SPECIALS), key=found.__getitem__)
+    counts: Counter[str] = Counter()
+    chunks = _chunks(sources, reporter, "counting words")
+    for found in shared(count_words, Segmenter(Unit("sentence")), chunks, workers=workers or cores()):
+        counts.update(found)
+    words = [word for word, count in counts.items() if count >= min_count and word not in SPECIALS]
     if not words:
         raise CorpusError(f"expected words that occur {min_count} times or more, found none; give more text")
-    return words
+    return sorted(words, key=lambda word: (-counts[word], word))
 
 
-def encoded(sources: Sequence[Source], tokenizer: WikiTokenizer, reporter: Reporter | None = None) -> Iterator[Ids]:
+def encoded(
+    sources: Sequence[Source],
+    tokenizer: WikiTokenizer,
+    reporter: Reporter | None = None,
+    workers: int | None = None,
+) -> Iterator[Ids]:
     """The stream in pieces."""
-    texts = sentences(sources, reporter, "numbering words")
-    while chunk := list(islice(texts, CHUNK)):
-        rows = [row.ids for row in tokenizer.backend_tokenizer.encode_batch_fast(chunk, add_special_tokens=False)]
-        yield np.fromiter(chain.from_iterable([MARK, *row] for row in rows if row), np.int32)
+    tools = (Segmenter(Unit("sentence")), tokenizer)
+    yield from shared(number_words, tools, _chunks(sources, reporter, "numbering words"), workers=workers or cores())
+
+
+def _chunks(sources: Sequence[Source], reporter: Reporter | None, what: str) -> Iterator[list[str]]:
+    """Records in lists of about `CHUNK` characters."""
+    skipped: Counter[str] = Counter()
+    waiting: list[str] = []
+    size = 0
+    for number, source in enumerate(sources):
+        for record in source.records(skipped):
+            waiting.append(record)
+            size += len(record)
+            if size >= CHUNK:
+                yield waiting
+                waiting, size = [], 0
+                if reporter is not None:
+                    reporter.update((number + (source.fraction() or 0.0)) / len(sources), what)
+    if waiting:
+        yield waiting
+    if reporter is not None:
+        reporter.update(1.0, what)
 
 
 def write_stream(sources: Sequence[Source], tokenizer: WikiTokenizer, out: Path, reporter: Reporter | None = None) -> None:
