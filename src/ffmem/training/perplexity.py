@@ -85,11 +85,7 @@ def _perplexity(model: AdaptiveLM, batches: list[tuple[np.ndarray, np.ndarray]])
 
 
 def _nll(model: AdaptiveLM, ids: Tensor, targets: Tensor) -> Tensor:
-    """Summed loss of one batch, a few thousand rows of the head at a time.
-
-    Never compiled, in the middle of a training either: most shapes are met only once.
-    """
-    with torch.compiler.set_stance("force_eager"):
-        h = model.model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
+    """Summed loss of one batch, a few thousand rows of the head at a time."""
+    h = model.model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
     parts = zip(h.split(4096), targets.flatten().split(4096), strict=True)
     return torch.stack([model.nll(rows, wanted) for rows, wanted in parts]).sum()

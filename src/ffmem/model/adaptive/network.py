@@ -46,6 +46,10 @@ def sinusoids(positions: Int[Tensor, "*batch pos"], d: int) -> Float[Tensor, "*b
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
+class IntoStream(nn.Linear):
+    """A linear map whose output is added to the stream."""
+
+
 class Attention(nn.Module):
     """Causal self-attention with biases, all heads in one call."""
 
@@ -53,7 +57,8 @@ class Attention(nn.Module):
         super().__init__()
         d = config.hidden_size
         self.layer, self.heads = layer, config.num_attention_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d, d) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, d) for _ in range(3))
+        self.out_proj = IntoStream(d, d)
 
     def forward(self, x: Float[Tensor, "batch pos d"], mask: Tensor | None, cache: Any) -> Float[Tensor, "batch pos d"]:
         q, k, v = (
@@ -75,7 +80,7 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size)
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc2 = IntoStream(config.intermediate_size, config.hidden_size)
 
     def forward(self, h: Float[Tensor, "batch pos d"], mask: Tensor | None, cache: Any) -> Float[Tensor, "batch pos d"]:
         r = h + self.self_attn(self.self_attn_layer_norm(h), mask, cache)
@@ -108,18 +113,14 @@ class AdaptivePreTrained(PreTrainedModel):  # type: ignore[misc]
         if isinstance(module, nn.Embedding):
             # With the scale of sqrt(d) behind it, a word enters the stream with about unit variance.
             init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, Attention):
-            for part in (module.q_proj, module.k_proj, module.v_proj, module.out_proj):
-                self._init_linear(part)
         elif isinstance(module, nn.Linear):
-            self._init_linear(module)
+            # All that is added to the stream adds up to about what it began with: there is no norm behind the last block.
+            added = isinstance(module, IntoStream)
+            init.xavier_uniform_(module.weight, gain=(2 * self.config.num_hidden_layers) ** -0.5 if added else 1.0)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
-
-    def _init_linear(self, module: nn.Linear) -> None:
-        init.xavier_uniform_(module.weight)
-        if module.bias is not None:
             init.zeros_(module.bias)
 
 
