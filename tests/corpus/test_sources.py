@@ -296,3 +296,18 @@ def test_the_share_that_was_read_grows_to_one(file, tmp_path):
 def test_a_source_can_be_read_twice(file, read):
     source = open_source(file("a.txt.zst", zst(b"one\ntwo\n")))
     assert read(source) == read(source) == (["one", "two"], {})
+
+
+def test_the_pocket_text_comes_with_the_package_under_its_name(read, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [source] = open_sources("pocket")
+    assert source.name == "pocket"
+    records, skipped = read("pocket")
+    assert skipped["headings"] == 559
+    assert sum(len(record.split()) for record in records) > 60_000
+
+
+def test_a_file_called_pocket_goes_before_the_text_of_the_package(read, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pocket").write_text("mine\n")
+    assert read("pocket")[0] == ["mine"]

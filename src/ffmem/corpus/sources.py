@@ -21,6 +21,8 @@ from ffmem.words import CorpusError
 
 PACKED = (".gz", ".xz", ".zst")
 LINES_OF_JSON = (".jsonl", ".ndjson")
+POCKET = "pocket"
+"""The name of the text that comes with ffmem: a pocket encyclopedia of 559 articles."""
 
 
 @runtime_checkable
@@ -50,10 +52,12 @@ class TextFile:
     path: Path
     handle: BinaryIO | None = field(default=None, repr=False)
     headings: bool = False
+    title: str | None = None
+    """What it is called where that is not its path."""
 
     @property
     def name(self) -> str:
-        return str(self.path)
+        return self.title or str(self.path)
 
     def size(self) -> int | None:
         return self.path.stat().st_size
@@ -275,10 +279,12 @@ def open_source(spec: str | Path | Source, *, column: str = "text", headings: bo
     if isinstance(spec, str) and spec.startswith("hf:"):
         return Dataset.parse(spec, column)
     path = Path(spec).expanduser()
+    if spec == POCKET and not path.exists():
+        return TextFile(Path(__file__).with_name("pocket.txt"), headings=headings, title=POCKET)
     if path.is_dir():
         raise CorpusError(f"{path} is a folder: give its files, for instance {path}/*.txt")
     if not path.is_file():
-        raise CorpusError(f"{path}: no such file")
+        raise CorpusError(f"{path}: no such file; the text that comes with ffmem is called {POCKET}")
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
     kind = suffixes[-1] if suffixes else ""
     if kind == ".parquet":

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from ffmem.corpus.plan import Corpus, plan_batches
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import open_source, open_sources
+from ffmem.corpus.sources import POCKET, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
@@ -121,7 +121,7 @@ def _sources(index: Index) -> list[Any]:
 def _kept(index: Index) -> list[Sentence] | None:
     """The run's own sentences where its corpus is gone or was never a file."""
     names = index.manifest["corpus"]["sources"]
-    if all(name.startswith("hf:") or Path(name).is_file() for name in names):
+    if all(name == POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
         return None
     table = index.table("sentences")
     columns = (table.column(name).to_pylist() for name in ("text", "tokens", "ends"))
