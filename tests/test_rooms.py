@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ffmem"
-ORDER = ["words", "progress", "model", "corpus", "index", "training", "experiments", "demo", "cli"]
+ORDER = ["words", "progress", "model", "corpus", "index", "training", "results", "experiments", "demonstration", "cli"]
 
 
 def room_of(module: str) -> str | None:
@@ -77,5 +77,8 @@ def test_every_public_name_is_there():
     for name in ffmem.__all__:
         assert getattr(ffmem, name) is not None
     assert set(dir(ffmem)) == set(ffmem.__all__)
+    # Asked again, after their modules have been imported: a function must not have become a module.
+    assert callable(ffmem.demo)
+    assert callable(ffmem.experiments.agreement)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ffmem.nothing  # noqa: B018

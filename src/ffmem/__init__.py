@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ffmem import experiments as experiments
     from ffmem.corpus.sources import Dataset as Dataset
-    from ffmem.demo import demo as demo
+    from ffmem.demonstration import demo as demo
     from ffmem.index.build import build_index as build_index
     from ffmem.index.export import export as export
     from ffmem.index.reader import Index as Index
     from ffmem.index.reader import open_index as open_index
     from ffmem.index.values import values as values
+    from ffmem.model.adaptive.convert import convert as convert
     from ffmem.model.loading import load_model as load_model
     from ffmem.model.memories import MemoryModel as MemoryModel
+    from ffmem.results import Result as Result
+    from ffmem.training.train import train as train
     from ffmem.words import Cell as Cell
     from ffmem.words import FfmemError as FfmemError
     from ffmem.words import Trigger as Trigger
@@ -29,21 +33,26 @@ _HOMES = {
     "Dataset": "ffmem.corpus.sources",
     "FfmemError": "ffmem.words",
     "Index": "ffmem.index.reader",
+    "Result": "ffmem.results",
     "MemoryModel": "ffmem.model.memories",
     "Trigger": "ffmem.words",
     "build_index": "ffmem.index.build",
     "convert": "ffmem.model.adaptive.convert",
-    "demo": "ffmem.demo",
+    "demo": "ffmem.demonstration",
     "export": "ffmem.index.export",
     "load_model": "ffmem.model.loading",
     "open_index": "ffmem.index.reader",
     "train": "ffmem.training.train",
     "values": "ffmem.index.values",
 }
-__all__ = ["__version__", *sorted(_HOMES)]
+_ROOMS = ("experiments",)
+"""Modules that are reached through the package: `ffmem.experiments.agreement(...)`."""
+__all__ = ["__version__", *_ROOMS, *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"ffmem.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'ffmem' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

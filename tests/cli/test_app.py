@@ -150,11 +150,11 @@ def test_the_version_is_the_package_s(capsys):
 
 
 def test_the_demo_shows_cells_that_agree_with_their_triggers(capsys, tmp_path, monkeypatch):
-    import ffmem.demo
+    import ffmem.demonstration
 
-    monkeypatch.setattr(ffmem.demo, "STEPS", 120)
+    monkeypatch.setattr(ffmem.demonstration, "STEPS", 120)
     code, out, err = call(capsys, "demo", "-o", tmp_path / "run")
     assert code == 0
-    assert out.count("promotes") == ffmem.demo.SHOWN
+    assert out.count("promotes") == ffmem.demonstration.SHOWN
     assert "agrees with 100% of its triggers" in out
     assert "Next: ffmem info" in err

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index
-from ffmem.experiments.agreement import _top_layers, agreement
-from ffmem.experiments.result import load_result
+from ffmem.experiments.agreement import _best_cell, _by_probability, _Layer, _top_layers, agreement
+from ffmem.results import load_result
 from ffmem.words import FfmemError, RunError
 from tests.tiny import some_sentences, tiny_model
 
@@ -224,6 +224,27 @@ def test_table2_keeps_the_layers_with_most_agreeing_triggers(case, slow, monkeyp
     assert (one["agreeing"], one["layer"]) == best
 
 
+def by_hand(**columns):
+    """A layer of nine cells, all of them judged and none agreeing unless told."""
+    zeros = np.zeros(9, np.int64)
+    given = dict.fromkeys(("rank", "next", "last", "triggers", "judged", "matches"), zeros)
+    given |= {"top": zeros + 1, "probability": np.linspace(0, 1, 9, dtype=np.float32), "first_at_end": zeros > 0}
+    return _Layer(layer=1, at_end=0, negative=None, **(given | columns))
+
+
+def test_the_best_cell_has_most_agreeing_triggers_then_precision_then_probability_then_the_lower_number():
+    matches = np.array([1, 4, 4, 4, 4, 2, 0, 0, 0])
+    judged = np.array([1, 9, 5, 5, 5, 2, 1, 0, 9])
+    probability = np.array([9, 9, 1, 2, 2, 9, 9, 9, 9], np.float32)
+    assert _best_cell(by_hand(matches=matches, judged=judged, probability=probability)) == 3
+
+
+def test_a_probability_on_the_edge_of_two_bins_is_in_the_higher_one_and_the_largest_in_the_last():
+    found = _by_probability([by_hand(next=np.array([1, 0, 0, 0, 0, 0, 0, 1, 0]))])
+    assert [one["cells"] for one in found] == [1, 1, 1, 1, 1, 1, 1, 2]
+    assert [one["share"] for one in found] == [1, 0, 0, 0, 0, 0, 0, 0.5]
+
+
 @pytest.mark.parametrize(("depth", "first"), [(16, 11), (12, 8), (3, 2), (1, 1), (32, 21)])
 def test_the_top_layers_are_the_paper_s_six_of_sixteen_rounded_up(depth, first):
     layers, rule = _top_layers(depth)
@@ -335,7 +356,6 @@ def test_where_all_triggers_end_their_sentences_nothing_is_judged_and_all_is_cou
     assert found.facts["baselines"]["shuffled"] is None
     assert found.facts["table2"]["cells"] == []
     assert found.facts["last_token_control"]["cells"] == left_out["top_trigger_ends_sentence"] > 0
-    found.save(index)
     assert load_result(index, "agreement").rows == found.rows
 
 
@@ -384,9 +404,10 @@ def test_a_run_of_some_layers_gives_the_rows_of_those_and_shuffles_alike(gpt2, t
 
 def test_the_same_seed_gives_the_same_bytes_and_another_other_permutations(case, result):
     model, index, _ = case
-    first = result.save(index).read_bytes()
-    again = agreement(model, index, seed=3, top_values=9, quiet=True)
-    assert again.save(index).read_bytes() == first
+    file = index.path / "results" / "agreement.json"
+    first = result.saved(index) and file.read_bytes()
+    agreement(model, index, seed=3, top_values=9, quiet=True)
+    assert file.read_bytes() == first
     other = agreement(model, index, seed=4, top_values=9, quiet=True)
     assert other.facts["baselines"]["by_layer"] != result.facts["baselines"]["by_layer"]
     assert other.rows == result.rows

@@ -14,8 +14,9 @@ from transformers.activations import ACT2FN
 from ffmem import build_index, load_model
 from ffmem.experiments.examples import Example, Examples, sample_examples
 from ffmem.experiments.normaliser import _feeds, batch_loss, effective_memories, normaliser, softmax, softmax_scaled
-from ffmem.experiments.result import load_result
 from ffmem.experiments.substitution import Factors, substituted
+from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.results import load_result
 from ffmem.words import CorpusError, ModelError, RunError
 from tests.tiny import UNKNOWN, VARIANTS, some_sentences, tiny_model
 
@@ -143,6 +144,16 @@ def test_in_every_family_the_factors_make_the_coefficients(variant, tokenizer):
         options = [ACT2FN[name](factors.scores) * up for name in ("relu", "relu2", "gelu", "gelu_new", "silu")]
         assert any(torch.allclose(option, factors.m, atol=1e-6) for option in options)
     assert not hooks_of(model)
+
+
+def test_scores_are_those_in_front_of_an_activation_that_works_in_place(tokenizer):
+    model = load_model(tiny_model("gpt2-relu"), tokenizer=tokenizer)
+    model.blocks[0].mlp.act = torch.nn.ReLU(inplace=True)
+    seen = []
+    with substituted(model, [1], seen.append), torch.inference_mode():
+        model.model(input_ids=torch.arange(1, 8)[None], use_cache=False)
+    assert (seen[0].scores < 0).any()
+    assert torch.equal(seen[0].scores.relu(), seen[0].m)
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama", "phi3", "adaptive_lm", "bloom"])
@@ -284,12 +295,17 @@ def test_logits_are_held_a_few_rows_at_a_time(variant, tokenizer, tmp_path, monk
     whole = sum(batch_loss(model, feed) for feed in feeds)
     monkeypatch.setattr(MODULE, "CHUNK_ELEMENTS", 2 * model.vocabulary.size)
     widest = []
-    original = type(model.vocabulary).log_probs
-    monkeypatch.setattr(
-        type(model.vocabulary), "log_probs", lambda self, h, **how: widest.append(len(h)) or original(self, h, **how)
-    )
+    owner, name = (AdaptiveLM, "nll") if variant == "adaptive_lm" else (type(model.vocabulary), "log_probs")
+    original = getattr(owner, name)
+
+    def counting(self, h, *args, **kwargs):
+        widest.append(len(h))
+        return original(self, h, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counting)
     assert sum(batch_loss(model, feed) for feed in feeds) == pytest.approx(whole, rel=1e-6)
     assert set(widest) <= {1, 2}
+    assert sum(widest) == sum(len(feed.targets) for feed in feeds)
 
 
 def test_feeds_predict_every_token_behind_the_first_column_once(gpt2):
@@ -315,8 +331,7 @@ def test_the_same_seed_gives_the_same_bytes_and_the_result_comes_back_from_its_f
     before = gpt2.fingerprint()
     texts = [json.dumps(normaliser(gpt2, index, examples=6, seed=seed, quiet=True).as_dict()) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    result = normaliser(None, index, examples=6, seed=1, quiet=True)
-    result.save(index)
+    normaliser(None, index, examples=6, seed=1, quiet=True)
     assert json.dumps(load_result(index, "normaliser").as_dict()) == texts[0]
     assert gpt2.fingerprint() == before
     assert not hooks_of(gpt2)

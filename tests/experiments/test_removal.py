@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ffmem import build_index, load_model
 from ffmem.experiments.removal import KINDS, Drawn, Removed, bootstrap, draw_triggers, removal, remove_tokens
-from ffmem.experiments.result import load_result
 from ffmem.index.origin import BATCH_TOKENS
+from ffmem.results import load_result
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.tiny import WORDS, some_sentences, tiny_model
 
@@ -182,7 +182,6 @@ def test_one_token_prefixes_are_left_out_and_counted(tokenizer, tmp_path):
     assert result.facts["triggers_drawn"] == result.facts["one_token_prefixes"] == 2
     assert result.facts["triggers_used"] == result.facts["sequences_run"] == 0
     assert all(row["n"] == 0 and isnan(row["mean"]) and isnan(row["low"]) for row in result.rows)
-    result.save(index)
     assert load_result(index, "removal").rows[0]["mean"] is None
 
 
@@ -234,7 +233,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_other_cells(gpt2, tmp_pa
     texts = [json.dumps(removal(gpt2, index, cells=5, triggers=3, seed=seed, quiet=True).as_dict()) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     result = removal(gpt2, index, cells=5, triggers=3, seed=1, quiet=True)
-    result.save(index)
     assert load_result(index, "removal").as_dict() == result.as_dict()
     assert result.table.num_rows == 3 * gpt2.layers
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import ffmem
-from ffmem.cli.words import gigabytes, info_lines, show_json
+from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 from ffmem.words import FfmemError
 
 if TYPE_CHECKING:
@@ -205,6 +205,56 @@ def values(
 
 
 @app.command()
+def experiments(
+    run: Run,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="`removal`, `agreement`, `activity`, `composition`, `refinement`, `normaliser`.",
+            show_default="all",
+        ),
+    ] = None,
+    eval: Annotated[
+        list[str] | None,
+        typer.Option(help="Text to draw examples from, which the index has not seen; may be repeated.", show_default="none"),
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Prefixes to follow through the model.")] = 4000,
+    cells: Annotated[int, typer.Option(help="Cells a layer whose triggers have tokens removed.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    as_json: AsJson = False,
+    model: OtherModel = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Run the paper's experiments on a run and its model; results are kept in the run.
+
+    Without `--eval` the examples are from the indexed text itself, and the results say so.
+    """
+    from ffmem.corpus.sources import open_source
+    from ffmem.experiments.run import run_experiments
+
+    corpus = [open_source(name) for name in eval] if eval else None
+    _note(quiet, "loading the run's model")
+    results = run_experiments(
+        run,
+        names or [],
+        model=model,
+        eval=corpus,
+        examples=examples,
+        cells=cells,
+        seed=seed,
+        quiet=quiet,
+        device=device,
+        dtype=dtype,
+    )
+    for result in results:
+        print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
+    _note(quiet, f"kept in {run / 'results'}")
+
+
+@app.command()
 def export(
     run: Run,
     table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],
@@ -310,7 +360,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train a tiny model on a tiny text on the spot, index it, and show memories worth seeing."""
-    from ffmem.demo import demo as run_demo
+    from ffmem.demonstration import demo as run_demo
 
     run_demo(out, quiet=quiet)
 

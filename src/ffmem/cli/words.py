@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ffmem.index.reader import CellView, Index
+    from ffmem.results import Result
 
 
 def gigabytes(size: int) -> str:
@@ -67,3 +68,20 @@ def info_lines(index: Index, disk: int) -> list[str]:
         "made with": ", ".join(f"{name} {version}" for name, version in index.manifest["environment"].items()),
     }
     return [f"{name:<11}{text}" for name, text in lines.items()]
+
+
+def result_lines(result: Result) -> list[str]:
+    """A result for people: its name, where its examples are from, and its table; the facts are in the file."""
+    columns = list(result.rows[0]) if result.rows else []
+    shown = [[_shown(row.get(name)) for name in columns] for row in result.rows]
+    widths = [max(len(name), *(len(line[at]) for line in shown)) for at, name in enumerate(columns)]
+    origin = result.settings.get("examples_from")
+    title = f"{result.experiment}: {result.settings['examples']:,} examples from {origin}" if origin else result.experiment
+    lines = ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in [columns, *shown]]
+    return [title, *lines, ""]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,1 +1,11 @@
-"""The paper's experiments, one module a question: (model, index, corpus, seed) -> Result."""
+"""The paper's experiments, one function a question: (model, index, ...) -> Result."""
+
+from ffmem.experiments.activity import activity
+from ffmem.experiments.agreement import agreement
+from ffmem.experiments.composition import composition
+from ffmem.experiments.normaliser import normaliser
+from ffmem.experiments.refinement import refinement
+from ffmem.experiments.removal import removal
+from ffmem.experiments.run import run_experiments
+
+__all__ = ["activity", "agreement", "composition", "normaliser", "refinement", "removal", "run_experiments"]

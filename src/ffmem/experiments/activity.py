@@ -9,9 +9,9 @@ import torch
 
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow, quartiles
-from ffmem.experiments.result import Result
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
+from ffmem.results import Result
 
 MASS = 0.9
 """The share of a layer's mass that the mass-based variant asks for."""

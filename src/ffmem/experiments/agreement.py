@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int
 
 from ffmem.experiments.next_tokens import NONE, NextTokens, end_token, next_tokens, token_counts
 from ffmem.experiments.predictions import Predictions, predictions_of
-from ffmem.experiments.result import Result
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import Reporter, reporting
+from ffmem.results import Result
 from ffmem.words import Cell, FfmemError
 
 CHUNK = 1024
@@ -111,7 +111,7 @@ def agreement(
             "last_token_control": _last_token_control(layers),
             "left_out": _left_out(layers, end),
         },
-    )
+    ).saved(index)
 
 
 def _read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, norm: bool, reporter: Reporter) -> _Layer:
@@ -240,13 +240,7 @@ def _predictive(index: Index, layers: list[_Layer], count: int, depth: int) -> d
 
 def _table2(index: Index, layers: list[_Layer], depth: int, end: int | None) -> dict[str, Any]:
     top_layers, rule = _top_layers(depth)
-    best = []
-    for layer in layers:
-        if layer.layer in top_layers and layer.matches.any():
-            precision = layer.matches / np.maximum(1, layer.judged)
-            # The last key counts first: triggers that agree, their share, max pᵢ, the lower cell.
-            order = np.lexsort((np.arange(len(precision)), -layer.probability, -precision, -layer.matches))
-            best.append((layer, int(order[0])))
+    best = [(layer, _best_cell(layer)) for layer in layers if layer.layer in top_layers and layer.matches.any()]
     best.sort(key=lambda one: (-one[0].matches[one[1]], -one[0].layer))
     chosen = sorted(best[:TABLE_CELLS], key=lambda one: one[0].layer)
     return {
@@ -257,6 +251,13 @@ def _table2(index: Index, layers: list[_Layer], depth: int, end: int | None) -> 
             f"triggers, among equals the higher layers; of each the first {TABLE_TRIGGERS} agreeing triggers"
         ),
     }
+
+
+def _best_cell(layer: _Layer) -> int:
+    """By agreeing triggers and not by precision alone: one trigger that agrees is a precision of 1 too."""
+    precision = layer.matches / np.maximum(1, layer.judged)
+    # The last key counts first; the sort is stable, so the lower cell comes first among equals.
+    return int(np.lexsort((-layer.probability, -precision, -layer.matches))[0])
 
 
 def _cell(index: Index, layer: _Layer, cell: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import numpy as np
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow
 from ffmem.experiments.predictions import predictions_of
-from ffmem.experiments.result import Result
 from ffmem.experiments.stop_words import LIST, STOP_WORDS
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
+from ffmem.results import Result
 from ffmem.words import Sign
 
 SHORT = 5

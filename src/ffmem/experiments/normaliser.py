@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
 from ffmem.experiments.observe import quartiles
-from ffmem.experiments.result import Result
 from ffmem.experiments.substitution import Factors, Rule, substituted
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
@@ -23,6 +22,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot
 from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import Reporter, reporting
+from ffmem.results import Result
 from ffmem.words import CorpusError
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -72,7 +72,7 @@ def normaliser(
         "dtype": loaded.dtype_name,
         "device": loaded.device.type,
     }
-    return Result("normaliser", seed, settings, rows, _facts(loaded, feeds, watch, base, together, rows))
+    return Result("normaliser", seed, settings, rows, _facts(loaded, feeds, watch, base, together, rows)).saved(index)
 
 
 def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:

@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.experiments.result import Result
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel, Places
 from ffmem.model.vocabulary import Judged
 from ffmem.progress import reporting
+from ffmem.results import Result
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Tokens a forward: all layers' vectors and coefficients of a batch's examples are held at a time."""
@@ -81,9 +81,7 @@ def follow(
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
     observers = [make(loaded, drawn) for make in makers]
     results = observe(loaded, drawn, observers, bos=index.manifest["settings"]["bos"], settings={"seed": seed}, quiet=quiet)
-    for result in results:
-        result.save(index)
-    return results
+    return [result.saved(index) for result in results]
 
 
 @torch.inference_mode()

@@ -10,9 +10,9 @@ import torch
 
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow, quartiles
-from ffmem.experiments.result import Result
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
+from ffmem.results import Result
 
 CASES = 100
 """Composition cases of the last layer that are kept to be read."""

@@ -12,12 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.corpus.plan import plan_batches
-from ffmem.experiments.result import Result
 from ffmem.index.origin import BATCH_TOKENS
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
+from ffmem.results import Result
 from ffmem.words import Cell, FfmemError, ModelError
 
 KINDS = ("first", "last", "random")
@@ -67,7 +67,7 @@ def removal(
         "dtype": loaded.dtype_name,
         "device": loaded.device.type,
     }
-    return Result("removal", seed, settings, rows, _facts(loaded, every, cells, triggers))
+    return Result("removal", seed, settings, rows, _facts(loaded, every, cells, triggers)).saved(index)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from ffmem.words import RunError
 
 FORMAT = 1
 MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
+RESULTS = "results"
+"""The folder of what experiments found."""
 TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
@@ -86,7 +88,7 @@ class RunFolder:
         """What of a run lies here, whole or half written, the manifest last."""
         names = [*TABLES, LOG, MANIFEST]
         files = [self.path / f"{name}{ending}" for name in names for ending in (".tmp", "")]
-        return [path for path in (self.work, *files) if path.exists()]
+        return [path for path in (self.work, self.path / RESULTS, *files) if path.exists()]
 
     def clear(self) -> None:
         """Delete the run, and nothing that is not part of it; a folder that was never a run is left alone."""
@@ -95,7 +97,7 @@ class RunFolder:
         if foreign and not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path} exists and is not an ffmem run: choose another folder")
         for path in parts:
-            if path == self.work:
+            if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()

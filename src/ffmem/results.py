@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ffmem.index.folder import RESULTS
 from ffmem.index.reader import Index
 from ffmem.words import RunError
-
-FOLDER = "results"
 
 
 @dataclass(frozen=True)
@@ -48,20 +46,20 @@ class Result:
         }
         return _plain(whole)
 
-    def save(self, index: Index) -> Path:
-        """Write `results/NAME.json` and `results/NAME.parquet` into the run, each whole or not at all."""
-        (index.path / FOLDER).mkdir(exist_ok=True)
-        with index.folder.writing(f"{FOLDER}/{self.experiment}.parquet") as path:
+    def saved(self, index: Index) -> Result:
+        """This result, once `results/NAME.json` and `results/NAME.parquet` are in the run, each whole or not at all."""
+        (index.path / RESULTS).mkdir(exist_ok=True)
+        with index.folder.writing(f"{RESULTS}/{self.experiment}.parquet") as path:
             pq.write_table(self.table, path)
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        with index.folder.writing(f"{FOLDER}/{self.experiment}.json") as path:
+        with index.folder.writing(f"{RESULTS}/{self.experiment}.json") as path:
             path.write_text(text, "utf-8")
-        return index.path / FOLDER / f"{self.experiment}.json"
+        return self
 
 
 def load_result(index: Index, experiment: str) -> Result:
     """A result that was saved in this run."""
-    path = index.path / FOLDER / f"{experiment}.json"
+    path = index.path / RESULTS / f"{experiment}.json"
     try:
         found = json.loads(path.read_text("utf-8"))
         return Result(*(found[name] for name in ("experiment", "seed", "settings", "rows", "facts")))
@@ -73,7 +71,7 @@ def load_result(index: Index, experiment: str) -> Result:
 
 def saved_results(index: Index) -> list[str]:
     """The names of the results in a run."""
-    return sorted(path.stem for path in (index.path / FOLDER).glob("*.json"))
+    return sorted(path.stem for path in (index.path / RESULTS).glob("*.json"))
 
 
 def _plain(value: Any) -> Any:

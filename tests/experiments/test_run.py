@@ -1,0 +1,90 @@
+"""All experiments on one run, from Python and from the command line."""
+
+import json
+
+import pytest
+
+from ffmem import open_index
+from ffmem.cli.app import main
+from ffmem.experiments import run_experiments
+from ffmem.experiments.run import NAMES
+from ffmem.results import saved_results
+from ffmem.words import FfmemError
+from tests.experiments.conftest import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_experiments_run_on_every_kind_of_model_and_are_kept(kind, made):
+    model, index, _ = made(kind)
+    results = list(run_experiments(index, model=model, examples=12, cells=4, quiet=True))
+    assert [result.experiment for result in results] == list(NAMES)
+    assert set(saved_results(index)) >= set(NAMES)
+    for result in results:
+        assert {row["layer"] for row in result.rows} == set(range(1, model.layers + 1))
+        json.dumps(result.as_dict(), allow_nan=False)
+
+
+def test_only_the_named_ones_run(made):
+    model, index, _ = made("gpt2")
+    found = run_experiments(index, ["refinement", "activity"], model=model, examples=5, quiet=True)
+    assert [result.experiment for result in found] == ["activity", "refinement"]
+
+
+def test_an_unknown_name_is_an_error(made):
+    _, index, _ = made("gpt2")
+    with pytest.raises(FfmemError, match=r"expected experiments among removal, .* found 'figures'"):
+        list(run_experiments(index, ["figures"]))
+
+
+@pytest.fixture(scope="module")
+def run(gpt2_folder, tmp_path_factory):
+    """A run whose model is a folder, as a user has one."""
+    folder = tmp_path_factory.mktemp("cli")
+    text = folder / "text.txt"
+    text.write_text("The king left the city . The queen found the river .\n" * 3, "utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["index", str(gpt2_folder), str(text), "-o", str(folder / "run"), "-q"])
+    assert ended.value.code == 0
+    return folder / "run"
+
+
+def called(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
+def test_the_command_prints_a_table_and_keeps_the_result(run, capsys):
+    assert called("experiments", str(run), "activity", "--examples", "4") == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].startswith("activity: 4 examples from ")
+    assert "(the indexed corpus itself)" in out
+    assert out.splitlines()[1].split()[:2] == ["layer", "active_q1"]
+    assert len(out.splitlines()) == 2 + 3 + 1
+    assert "results" in err
+    assert saved_results(open_index(run)) == ["activity"]
+
+
+def test_json_is_one_result_a_line(run, capsys, tmp_path):
+    other = tmp_path / "eval.txt"
+    other.write_text("The river is old .\n" * 5, "utf-8")
+    arguments = ["activity", "refinement", "--eval", str(other), "--examples", "3", "--json", "-q"]
+    assert called("experiments", str(run), *arguments) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["experiment"] for result in results] == ["activity", "refinement"]
+    assert results[0]["settings"]["examples_from"] == str(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["figures"], "expected experiments among"),
+        (["activity", "--examples", "0"], "expected at least 1 example, found 0"),
+        (["activity", "--eval", "none.txt"], "none.txt: no such file"),
+    ],
+)
+def test_bad_input_is_one_line(run, capsys, arguments, told):
+    assert called("experiments", str(run), *arguments) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("ffmem: error:")
+    assert told in last

@@ -1,0 +1,57 @@
+"""Results: the same from their file, plain JSON, and part of the run they are in."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ffmem import build_index, open_index
+from ffmem.results import Result, load_result, saved_results
+from ffmem.words import RunError
+
+
+@pytest.fixture
+def index(gpt2, tmp_path):
+    return build_index(gpt2, ["the king left ."], out=tmp_path / "run", quiet=True)
+
+
+def test_a_result_comes_back_from_its_file_with_plain_numbers(index):
+    rows = [{"layer": 1, "share": np.float32(0.5), "mean": math.nan}]
+    result = Result("activity", 3, {"examples": np.int64(4)}, rows, {"shares": (0.25, math.inf)}).saved(index)
+    found = load_result(index, "activity")
+    assert found.as_dict() == result.as_dict()
+    assert found.rows == [{"layer": 1, "share": 0.5, "mean": None}]
+    assert (found.seed, found.settings, found.facts) == (3, {"examples": 4}, {"shares": [0.25, None]})
+    assert set(json.loads((index.path / "results" / "activity.json").read_text())) == {
+        "experiment",
+        "seed",
+        "settings",
+        "rows",
+        "facts",
+    }
+    assert pq.read_table(index.path / "results" / "activity.parquet").column("share").to_pylist() == [0.5]
+
+
+def test_names_of_results_are_listed_and_a_missing_one_is_an_error(index):
+    assert saved_results(index) == []
+    for name in ("removal", "activity"):
+        Result(name, 0, {}, [{"layer": 1}]).saved(index)
+    assert saved_results(index) == ["activity", "removal"]
+    with pytest.raises(RunError, match="has no result agreement: make it with ffmem experiments"):
+        load_result(index, "agreement")
+
+
+def test_a_damaged_file_is_named(index):
+    Result("activity", 0, {}, [{"layer": 1}]).saved(index)
+    (index.path / "results" / "activity.json").write_text("{")
+    with pytest.raises(RunError, match=r"activity\.json: damaged; make it again"):
+        load_result(index, "activity")
+
+
+def test_a_run_that_is_built_anew_loses_the_results_of_the_old_one(index, gpt2):
+    Result("activity", 0, {}, [{"layer": 1}]).saved(index)
+    assert open_index(index.path).counts == index.counts  # a run with results opens as before
+    again = build_index(gpt2, ["the queen left ."], out=index.path, overwrite=True, quiet=True)
+    assert saved_results(again) == []
