@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ffmem import load_model
-from ffmem.experiments import predictions as module
 from ffmem.experiments.predictions import predictions_of
+from ffmem.model import vocabulary as module
 from tests.tiny import tiny_model
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.model.memories import MemoryModel
-from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.words import Sign
 
 
@@ -24,11 +22,9 @@ class Predictions:
 
 def predictions_of(model: MemoryModel, layer: int, *, norm: bool = False, sign: Sign = "+") -> Predictions:
     """What the values of a layer (from 1) predict; with sign "-", what they promote at a negative coefficient."""
-    step = max(1, CHUNK_ELEMENTS // model.vocabulary.size)
     # Not `top`, which leaves open what comes first among equals: in half precision the best are often equal.
-    parts = [model.vocabulary.log_probs(rows, norm=norm).max(1) for rows in signed_values(model, layer, sign).split(step)]
-    top, log_prob = (torch.cat([part[at] for part in parts]).cpu().numpy() for at in (1, 0))
-    return Predictions(top, np.exp(log_prob))
+    log_prob, top = model.vocabulary.best(signed_values(model, layer, sign), norm=norm)
+    return Predictions(top.cpu().numpy(), log_prob.exp().cpu().numpy())
 
 
 def signed_values(model: MemoryModel, layer: int, sign: Sign = "+") -> Float[Tensor, "cells d"]:

@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-CHUNK_ELEMENTS = 1 << 26
-"""Logits held at a time: 256 MB in float32."""
+CHUNK_ELEMENTS = 1 << 23
+"""Scores held at a time on a CPU: 32 MB in float32, about what its cache holds."""
+GPU_CHUNK_ELEMENTS = 1 << 26
+"""The same on a GPU, which needs more to be busy."""
 
 
 @runtime_checkable
@@ -33,6 +35,8 @@ class Vocabulary(Protocol):
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]: ...
 
     def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged: ...
+
+    def best(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]: ...
 
 
 @dataclass(frozen=True)
@@ -57,37 +61,88 @@ class Judged:
     """of the given token, from 1"""
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of the vocabulary, from id `low` on: log p = scores + offset. Most models have one, an adaptive softmax
+    one a band. What is wanted is read off the scores: log-probabilities of all words are not made for it.
+    """
+
+    low: int
+    scores: Float[Tensor, "n size"]
+    offset: Float[Tensor, " n"]
+
+    def best(self) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
+        """Log-probability and id of the most likely token, the smaller id among equals."""
+        found = self.scores.max(1)
+        return found.values + self.offset, found.indices + self.low
+
+    def top(self, k: int, *, largest: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        found = self.scores.topk(min(k, self.scores.shape[1]), largest=largest)
+        return found.values + self.offset[:, None], found.indices + self.low
+
+    def own(self, token: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+        """The score of each row's token, and whether it is in this piece at all."""
+        inside = (token >= self.low) & (token < self.low + self.scores.shape[1])
+        place = (token - self.low).clamp(0, self.scores.shape[1] - 1)
+        return self.scores.gather(1, place[:, None])[:, 0], inside
+
+    def before(self, log_prob: Float[Tensor, " n"], token: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """How many of the piece's tokens come before each row's token, which has this log-probability."""
+        score, inside = self.own(token)
+        bound = torch.where(inside, score, log_prob - self.offset)[:, None]
+        count = (self.scores > bound).sum(1, dtype=torch.int32)
+        # Equal ones come before if their ids are smaller: all of them in a piece before the token's own.
+        rows = (self.low <= token).nonzero()[:, 0]
+        equal = self.scores[rows] == bound[rows] if len(rows) < len(token) else self.scores == bound
+        ids = torch.arange(self.low, self.low + self.scores.shape[1], device=token.device)
+        return count.index_add(0, rows, (equal & (ids < token[rows, None])).sum(1, dtype=torch.int32)).long()
+
+
 class ChunkedVocabulary(ABC):
-    """All that follows from `size` and `log_probs`, in chunks of rows: never more than `CHUNK_ELEMENTS` at a time."""
+    """All that follows from the pieces, in chunks of rows: never more scores at a time than a chunk has."""
 
     @property
     @abstractmethod
     def size(self) -> int: ...
 
     @abstractmethod
-    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]: ...
+    def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
+        """The whole vocabulary, in the order of ids."""
 
-    def _chunked(self, h: Float[Tensor, "n d"], of: Callable[[slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        step = max(1, CHUNK_ELEMENTS // self.size)
-        parts = [of(slice(start, start + step)) for start in range(0, max(1, len(h)), step)]
+    @torch.inference_mode()
+    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
+        return torch.cat([piece.scores + piece.offset[:, None] for piece in self.pieces(h, norm=norm)], dim=1)
+
+    def _chunked(
+        self, h: Float[Tensor, "n d"], norm: bool, of: Callable[[list[Piece], slice], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        step = max(1, (CHUNK_ELEMENTS if h.device.type == "cpu" else GPU_CHUNK_ELEMENTS) // self.size)
+        chunks = (slice(start, start + step) for start in range(0, max(1, len(h)), step))
+        parts = [of(self.pieces(h[rows], norm=norm), rows) for rows in chunks]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+    @torch.inference_mode()
+    def best(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
+        """Log-probability and id of the most likely token, the smaller id among equals."""
+        log_prob, ids = self._chunked(h, norm, lambda pieces, _: _best(pieces))
+        return log_prob, ids
 
     @torch.inference_mode()
     def top(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Log-probabilities and ids of the k most likely tokens, most likely first."""
-        log_prob, ids = self._chunked(h, lambda rows: tuple(self.log_probs(h[rows], norm=norm).topk(min(k, self.size))))
+        log_prob, ids = self._chunked(h, norm, lambda pieces, _: _top(pieces, min(k, self.size)))
         return log_prob, ids
 
     @torch.inference_mode()
     def extremes(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> Extremes:
         k = min(k, self.size)
 
-        def ends(rows: slice) -> tuple[Tensor, ...]:
-            log_probs = self.log_probs(h[rows], norm=norm)
-            high, low = log_probs.topk(k), log_probs.topk(k, largest=False)
-            return high.indices, high.values, low.indices, low.values
+        def ends(pieces: list[Piece], _: slice) -> tuple[Tensor, ...]:
+            high, promoted = _top(pieces, k)
+            low, suppressed = _top(pieces, k, largest=False)
+            return promoted, high, suppressed, low
 
-        return Extremes(*self._chunked(h, ends))
+        return Extremes(*self._chunked(h, norm, ends))
 
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
         """How many tokens are at least as likely as `token`, itself counted, the smaller id first among equals: from 1."""
@@ -97,15 +152,33 @@ class ChunkedVocabulary(ABC):
     def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged:
         """What each vector puts first, and what it thinks of a token of its own, in one projection."""
 
-        def judged(rows: slice) -> tuple[Tensor, ...]:
-            log_probs = self.log_probs(h[rows], norm=norm)
-            first = log_probs.max(1)
-            ids = token[rows].to(log_probs.device)[:, None]
-            own = log_probs.gather(1, ids)
-            earlier = (log_probs == own) & (torch.arange(self.size, device=log_probs.device) < ids)
-            return first.indices, first.values, own[:, 0], 1 + ((log_probs > own) | earlier).sum(1)
+        def judged(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
+            ids = token[rows].to(pieces[0].scores.device)
+            own = torch.zeros_like(pieces[0].offset)
+            for piece in pieces:
+                score, inside = piece.own(ids)
+                own = torch.where(inside, score + piece.offset, own)
+            best, top = _best(pieces)
+            return top, best, own, 1 + sum((piece.before(own, ids) for piece in pieces), torch.zeros_like(ids))
 
-        return Judged(*self._chunked(h, judged))
+        return Judged(*self._chunked(h, norm, judged))
+
+
+def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
+    log_prob, ids = pieces[0].best()
+    for piece in pieces[1:]:
+        other, other_ids = piece.best()
+        better = other > log_prob
+        log_prob, ids = torch.where(better, other, log_prob), torch.where(better, other_ids, ids)
+    return log_prob, ids
+
+
+def _top(pieces: list[Piece], k: int, *, largest: bool = True) -> tuple[Tensor, Tensor]:
+    log_probs, ids = zip(*(piece.top(k, largest=largest) for piece in pieces), strict=True)
+    if len(pieces) == 1:
+        return log_probs[0], ids[0]
+    found = torch.cat(log_probs, dim=1).topk(k, largest=largest)
+    return found.values, torch.cat(ids, dim=1).gather(1, found.indices)
 
 
 @dataclass(frozen=True)
@@ -129,9 +202,8 @@ class SoftmaxVocabulary(ChunkedVocabulary):
             h = self.norm(h)
         return h if self.project is None else self.project(h)
 
-    @torch.inference_mode()
-    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
+    def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
         logits = self.unembedding(self._rows(h, norm)).float() * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        return torch.log_softmax(logits, dim=-1)
+        return [Piece(0, logits, -logits.logsumexp(1))]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.vocabulary import ChunkedVocabulary
+from ffmem.model.vocabulary import ChunkedVocabulary, Piece
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,14 @@ class AdaptiveVocabulary(ChunkedVocabulary):
     def size(self) -> int:
         return self.model.config.vocab_size
 
-    @torch.inference_mode()
-    def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
-        """The model has no final norm, so `norm` changes nothing."""
-        weight = self.model.softmax.bands.weight
-        return self.model.log_probs(h.to(weight.device, weight.dtype))
+    def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
+        """A piece a band. The model has no final norm, so `norm` changes nothing."""
+        softmax, (first, *rest) = self.model.softmax, self.model.model.embed
+        h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype)
+        head = softmax.head(h, self.model.model.embed).float()
+        below = head.logsumexp(1)
+        found = [Piece(0, head[:, : first.high], -below)]
+        for number, band in enumerate(rest, first.high):
+            scores = softmax.tail(h, band).float()
+            found.append(Piece(band.low, scores, head[:, number] - below - scores.logsumexp(1)))
+        return found
