@@ -50,8 +50,19 @@ def test_a_damaged_file_is_named(index):
         load_result(index, "activity")
 
 
+def test_a_result_draws_itself(index):
+    rows = [
+        {"layer": layer} | {f"{name}_{q}": 0.1 * layer for name in ("active", "mass") for q in ("q1", "median", "q3")}
+        for layer in (1, 2, 3)
+    ]
+    chart = Result("activity", 0, {}, rows).plot()
+    assert "0.1" in chart.to_json()
+
+
 def test_a_run_that_is_built_anew_loses_the_results_of_the_old_one(index, gpt2):
     Result("activity", 0, {}, [{"layer": 1}]).saved(index)
+    (index.path / "report.html").write_text("old")
     assert open_index(index.path).counts == index.counts  # a run with results opens as before
     again = build_index(gpt2, ["the queen left ."], out=index.path, overwrite=True, quiet=True)
     assert saved_results(again) == []
+    assert not (index.path / "report.html").exists()

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ffmem"
-ORDER = ["words", "progress", "model", "corpus", "index", "training", "results", "experiments", "demonstration", "cli"]
+ORDER = [
+    "words",
+    "progress",
+    "model",
+    "corpus",
+    "index",
+    "training",
+    "results",
+    "experiments",
+    "reports",
+    "demonstration",
+    "cli",
+]
 
 
 def room_of(module: str) -> str | None:
@@ -57,6 +69,7 @@ def test_a_room_imports_only_from_itself_and_rooms_above(path):
         "import sys; from ffmem.cli.app import main\ntry: main(['info', RUN])\nexcept SystemExit: pass",
         "import sys; from ffmem.cli.app import main\ntry: main(['export', RUN, 'triggers'])\nexcept SystemExit: pass",
         "import ffmem; ffmem.open_index(RUN)['L1D0']._repr_html_()",
+        "import sys; from ffmem.cli.app import main\ntry: main(['report', RUN])\nexcept SystemExit: pass",
     ],
 )
 def test_importing_helping_and_reading_do_not_load_torch(code, gpt2, tmp_path):

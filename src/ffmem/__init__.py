@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ffmem import experiments as experiments
+    from ffmem import reports as reports
     from ffmem.corpus.sources import Dataset as Dataset
     from ffmem.demonstration import demo as demo
     from ffmem.index.build import build_index as build_index
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ffmem.model.adaptive.convert import convert as convert
     from ffmem.model.loading import load_model as load_model
     from ffmem.model.memories import MemoryModel as MemoryModel
+    from ffmem.reports.page import report as report
     from ffmem.results import Result as Result
     from ffmem.training.train import train as train
     from ffmem.words import Cell as Cell
@@ -42,10 +44,11 @@ _HOMES = {
     "export": "ffmem.index.export",
     "load_model": "ffmem.model.loading",
     "open_index": "ffmem.index.reader",
+    "report": "ffmem.reports.page",
     "train": "ffmem.training.train",
     "values": "ffmem.index.values",
 }
-_ROOMS = ("experiments",)
+_ROOMS = ("experiments", "reports")
 """Modules that are reached through the package: `ffmem.experiments.agreement(...)`."""
 __all__ = ["__version__", *_ROOMS, *sorted(_HOMES)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,11 @@ class Result:
     def table(self) -> pa.Table:
         """The rows as an Arrow table: `.to_pandas()`, or `polars.from_arrow(...)`."""
         return pa.Table.from_pylist(self.rows)
+
+    def plot(self) -> Any:
+        """The figures of this result beside the paper's, for a notebook (needs `pip install 'ffmem[report]'`)."""
+        # By name: figures are drawn in a room below this one.
+        return import_module("ffmem.reports.figures").plot(self)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are none become null."""

@@ -255,6 +255,24 @@ def experiments(
 
 
 @app.command()
+def report(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The page to write.", show_default="RUN/report.html")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write what the experiments found beside the paper's numbers: one HTML page, and figures as SVG and PNG.
+
+    The page stands alone: it can be opened, sent and printed without this program. Needs no model and no torch.
+    """
+    from ffmem.reports.page import report as write
+
+    page = write(run, out)
+    _note(quiet, f"{page} ({gigabytes(page.stat().st_size)}); figures beside it")
+
+
+@app.command()
 def export(
     run: Run,
     table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],

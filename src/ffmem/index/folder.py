@@ -18,6 +18,8 @@ FORMAT = 1
 MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
 RESULTS = "results"
 """The folder of what experiments found."""
+PAGE, FIGURES = "report.html", "figures"
+"""The report of a run."""
 TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
@@ -88,7 +90,9 @@ class RunFolder:
         """What of a run lies here, whole or half written, the manifest last."""
         names = [*TABLES, LOG, MANIFEST]
         files = [self.path / f"{name}{ending}" for name in names for ending in (".tmp", "")]
-        return [path for path in (self.work, self.path / RESULTS, *files) if path.exists()]
+        return [
+            path for path in (self.work, self.path / RESULTS, self.path / FIGURES, self.path / PAGE, *files) if path.exists()
+        ]
 
     def clear(self) -> None:
         """Delete the run, and nothing that is not part of it; a folder that was never a run is left alone."""

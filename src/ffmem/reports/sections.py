@@ -1,0 +1,249 @@
+"""What the page says, section by section."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+from ffmem.index.pages import shown_token
+from ffmem.index.reader import Index
+from ffmem.reports.captions import CAPTIONS
+from ffmem.reports.claims import FEWEST, Claim
+from ffmem.reports.curves import FIGURES, Panel, Results, panels
+from ffmem.reports.drawing import svg
+from ffmem.reports.figures import draw, figure, shown
+from ffmem.reports.markup import Raw, data, details, element, facts, join, table
+from ffmem.reports.paper import the_paper
+
+GLOSSARY = {
+    "key": "A row of a feed-forward layer's first matrix. It is compared with what the model has read so far.",
+    "value": "The row of the second matrix that belongs to it. It is added to the stream, and can be read as a prediction "
+    "of the next token. A key and its value are a memory cell, named like L3D17: layer 3, cell 17.",
+    "coefficient": "How strongly a cell fires at a token: what its value is multiplied with.",
+    "trigger": "One of the prefixes of the text for which a cell has its largest coefficients.",
+    "residual stream": "What flows from layer to layer, and to which every layer adds. Read through the vocabulary, it too "
+    "predicts a token.",
+}
+SYMBOLS = {"holds": "✓", "does not hold": "✗", "not measured": "–"}
+OWN_TEXT = ("(the indexed corpus itself)", "sentences that the run kept")
+"""How results say that their examples are from text that the index has seen."""
+OPENED, TRIGGERS, CASES = 12, 5, 100
+
+
+def glossary() -> Raw:
+    return element("section", element("h2", "Five words"), facts(GLOSSARY), aria_label="Five words")
+
+
+def what_was_run(index: Index, results: Results) -> Raw:
+    manifest, counts = index.manifest, index.counts
+    model, settings = manifest["model"], manifest["settings"]
+    cells = sorted(set(model["cells"]))
+    a_layer = f"{cells[0]:,}" if len(cells) == 1 else f"{cells[0]:,} to {cells[-1]:,}"
+    layers = "all layers" if len(index.layers) == model["layers"] else f"layers {', '.join(map(str, index.layers))}"
+    negative = "with" if settings["negative"] else "without"
+    pairs = {
+        "model": f"{model['name']} ({model['architecture']}, {'gated' if model['gated'] else 'not gated'})",
+        "shape": f"{model['layers']} layers, d {model['d']:,}, {a_layer} cells a layer, {model['vocabulary']:,} tokens",
+        "precision": f"{model['dtype']} on {model['device']}",
+        "indexed text": ", ".join(manifest["corpus"]["sources"]),
+        "read": f"{counts['records']:,} records, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens",
+        "indexed": f"{counts['cells']:,} cells in {layers}; {counts['triggers']:,} triggers, at most "
+        f"{settings['top']} a cell, distinct by {settings['distinct']}, {negative} negative ones",
+        "sentences": f"unit {settings['unit']}, beginning-of-sentence token {'first' if settings['bos'] else 'not fed'}",
+    }
+    rows: list[list[Any]] = []
+    for name in dict.fromkeys(experiment for experiment, _ in FIGURES.values()):
+        if name not in results:
+            rows.append([name, "not run", None, None])
+            continue
+        result = results[name]
+        examples = result.settings.get("examples")
+        asked = result.settings.get("examples_asked", examples)
+        count = None if examples is None else f"{examples:,}" + (f" of {asked:,} asked for" if asked != examples else "")
+        rows.append([name, result.seed, count, result.settings.get("examples_from", "the run's triggers")])
+    own = [name for name, result in results.items() if _own_text(result.settings)]
+    note = Raw("")
+    if own:
+        note = element(
+            "p", element("strong", "Examples from the indexed text itself. "),
+            f"No separate text was given to draw examples from, so {', '.join(own)} followed prefixes that the index, and "
+            "perhaps the model in its training, has already seen. The paper used a validation set: give one with --eval.",
+            class_="warning", role="note",
+        )  # fmt: skip
+    made = table("Experiments of this run", ["experiment", "seed", "examples", "from"], rows)
+    return element("section", element("h2", "What was run"), facts(pairs), note, made, aria_label="What was run")
+
+
+def _own_text(settings: dict[str, Any]) -> bool:
+    return any(mark in str(settings.get("examples_from")) for mark in OWN_TEXT)
+
+
+def claims_section(claims: list[Claim]) -> Raw:
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in SYMBOLS}
+    rows = [
+        [
+            element("span", f"{SYMBOLS[claim.verdict]} {claim.verdict}", class_=claim.verdict.replace(" ", "-")),
+            element("span", claim.claim, " ", element("small", claim.figure)),
+            claim.paper,
+            claim.here,
+            element("small", claim.rule),
+        ]
+        for claim in claims
+    ]
+    intro = (
+        f"Of {len(claims)} claims {counts['holds']} hold here, {counts['does not hold']} do not, and "
+        f"{counts['not measured']} were not measured. A verdict follows from the numbers by the rule in its row and by "
+        "nothing else. Spearman is the correlation of ranks: +1 where one always rises with the other, −1 where it always "
+        f"falls; a trend is judged from {FEWEST} layers on."
+    )
+    columns = ["verdict", "claim", "the paper says", "here", "rule"]
+    made = table("The paper's claims, and what is so here", columns, rows, class_="claims")
+    return element("section", element("h2", "The paper says / here"), element("p", intro), made, aria_label="Claims")
+
+
+def figures_section(results: Results, layers: int) -> Raw:
+    """All figures, and once for all of them how layers are drawn."""
+    depth = Raw("")
+    if layers != the_paper().layers:
+        count = f"{layers} layers" if layers != 1 else "1 layer"
+        depth = element("p", f"This model has {count} and the paper's {the_paper().layers}, so both are drawn by depth.")
+    found = [figure_section(name, results, layers) for name in FIGURES]
+    return element("section", element("h2", "Figures"), depth, *found, aria_label="Figures")
+
+
+def figure_section(name: str, results: Results, layers: int) -> Raw:
+    """Heading, two sentences, the chart, its numbers."""
+    caption, (experiment, _) = CAPTIONS[name], FIGURES[name]
+    heading = element("h3", f"{caption.number}. {caption.title}", id=name)
+    if experiment not in results:
+        return element("section", heading, element("p", caption.see), _not_run(experiment))
+    found = panels(name, results, layers)
+    charts, specs = [], []
+    for at, panel in enumerate(found, 1):
+        id = f"{name}-{at}"
+        spec = draw(panel, caption.alt, f"{name}_{at}", width="container").to_dict()
+        spec.pop("$schema", None)  # an address, which nothing here needs
+        spec.pop("config", None)
+        charts.append(element("div", class_="chart", id=id, role="group", aria_label=_label(caption.alt, panel)))
+        specs.append(data(f"{id}-spec", spec))
+    still = b64encode(svg(figure(name, results, layers=layers)).encode()).decode()
+    image = Raw(f'<noscript><img alt="{caption.alt}" src="data:image/svg+xml;base64,{still}"></noscript>')
+    return element(
+        "section", heading, element("p", caption.see),
+        element("div", *charts, class_="charts"), *specs, image,
+        details("The numbers", *(_numbers(panel) for panel in found), class_="more numbers"),
+    )  # fmt: skip
+
+
+def _label(alt: str, panel: Panel) -> str:
+    return f"{panel.title}: {alt}" if panel.title else alt
+
+
+def _numbers(panel: Panel) -> Raw:
+    """A panel's curves as a table, a column each, the layers (of this model, or of the paper) down."""
+    parts = []
+    for paper in (False, True):
+        curves = [curve for curve in panel.curves if curve.points and ("paper" in curve.name) == paper]
+        if not curves:
+            continue
+        places = sorted({point.at for curve in curves for point in curve.points})
+        by_place = [{point.at: point for point in curve.points} for curve in curves]
+        rows = []
+        for at in places:
+            row: list[Any] = [at]
+            for points in by_place:
+                point = points.get(at)
+                if point is None:
+                    row.append(None)
+                    continue
+                span = (
+                    ""
+                    if point.low is None or point.high is None
+                    else f" ({shown(panel, point.low)} to {shown(panel, point.high)})"
+                )
+                note = f" ({point.note})" if point.note else ""
+                row.append(shown(panel, point.value) + span + note)
+            rows.append(row)
+        what = "bin" if panel.axis is None else "layer"
+        title = panel.title or ("the paper" if paper else "this model")
+        intervals = {curve.interval for curve in curves if curve.interval}
+        extra = f"; in brackets the {', '.join(sorted(intervals))}" if intervals else ""
+        parts.append(table(f"{title}: {panel.y}{extra}", [what, *(curve.name for curve in curves)], rows))
+    return join(parts)
+
+
+def _not_run(experiment: str) -> Raw:
+    return element("p", "not run: ", element("code", f"ffmem experiments RUN {experiment}"), class_="missing")
+
+
+def table2(results: Results) -> Raw:
+    heading = element("h2", "Table 2 for this model")
+    intro = element(
+        "p",
+        "Cells of upper layers whose value puts first what followed many of their triggers. Precision is the share of "
+        "a cell's triggers for which that is so.",
+    )
+    paper = table(
+        "The paper's Table 2",
+        ["cell", "value's top token", "precision at 50"],
+        [[cell, shown_token(token), f"{precision:.0%}"] for cell, token, precision in the_paper().table2],
+    )
+    if "agreement" not in results:
+        return element("section", heading, intro, _not_run("agreement"), paper, aria_label="Table 2")
+    found = results["agreement"].facts["table2"]
+    rows = [
+        [
+            one["cell"],
+            shown_token(one["token"]),
+            f"{one['precision_at_t']:.0%} ({one['agreeing']} of {one['judged']})",
+            join(element("p", _prefix(e["prefix"], e["next"]), class_="prefix") for e in one["examples"]),
+        ]
+        for one in found["cells"]
+    ]
+    columns = ["cell", "value's top token", "precision", "triggers that agree"]
+    made = (
+        table("Table 2 for this model", columns, rows)
+        if rows
+        else element("p", "No cell of the upper layers agrees with a trigger.")
+    )
+    rule = element("p", element("small", f"How they were chosen: {found['rule']}."))
+    return element("section", heading, intro, made, rule, details("The paper's own", paper), aria_label="Table 2")
+
+
+def _prefix(prefix: str, following: str | None) -> Raw:
+    return join([prefix, element("b", f"▸ {shown_token(following)}")])
+
+
+def examples(index: Index, results: Results) -> Raw:
+    parts = [element("h2", "Examples to read"), element("h3", "Where the last layer said something new")]
+    if "refinement" in results:
+        last = results["refinement"].facts["last_layer"]
+        rows = [
+            [case["prefix"], *(shown_token(case[name]) for name in ("residual", "ffn", "output")),
+             f"{'related' if case['related'] else 'distant'} ({case['cosine']:.2f})"]
+            for case in last["cases"][:CASES]
+        ]  # fmt: skip
+        parts.append(element("p", "In these cases the stream said one token, the memories another, and their sum a third."))
+        columns = ["prefix", "stream", "memories", "sum", "stream and sum (cosine)"]
+        made = table(f"Compositions of the last layer; {last['rule']}", columns, rows, class_="cases")
+        parts.append(
+            details(f"{len(rows)} of {last['compositions']:,} cases", made) if rows else element("p", "There is none.")
+        )
+    else:
+        parts.append(_not_run("refinement"))
+    parts.append(element("h3", "The values that are surest of a token"))
+    if "agreement" in results:
+        found = results["agreement"].facts["predictive"]
+        parts.append(element("p", f"Of {found['cells']} values {found['in_top_layers']} are in {found['top_layers_rule']}."))
+        parts += [_predictive(index, one) for one in found["values"][:OPENED]]
+    else:
+        parts.append(_not_run("agreement"))
+    return element("section", *parts, aria_label="Examples to read")
+
+
+def _predictive(index: Index, one: dict[str, Any]) -> Raw:
+    said = f"{one['cell']} says {shown_token(one['token'])} (probability {one['max_probability']:.2g}); "
+    agrees = f"{one['agreeing']} of its {one['judged']} triggers agree"
+    triggers = index[one["cell"]].triggers[:TRIGGERS]
+    listed = [element("li", _prefix(trigger.prefix, trigger.next)) for trigger in triggers]
+    return details(said + agrees, element("ol", *listed) if listed else element("p", "It has no trigger."))
