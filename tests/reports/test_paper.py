@@ -1,8 +1,5 @@
 """The paper's numbers are in the package, as shares."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from ffmem.reports.paper import the_paper
@@ -23,10 +20,3 @@ def test_every_curve_has_a_number_a_layer_and_shares_are_shares():
     assert paper.last_layer_distant == 0.66
     assert paper.zero_agreement_text["at_least"] == 0.68
     assert all(sum(case[layer] for case in paper.cases.values()) == pytest.approx(1, abs=0.003) for layer in range(16))
-
-
-def test_the_packaged_file_is_the_shared_one():
-    shared = Path(__file__).parents[3] / "shared" / "paper" / "figures.json"
-    if not shared.exists():
-        pytest.skip("shared/ is not beside this checkout")
-    assert the_paper().facts == json.loads(shared.read_text("utf-8"))
