@@ -12,24 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections import ChainMap
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import ffmem
 from ffmem.corpus.sources import open_sources
-from ffmem.index.reader import Index
+from ffmem.experiments import run_experiments
 from ffmem.model.memories import MemoryModel
 from ffmem.training.perplexity import perplexity
-from ffmem.training.stream import MARK, read_stream
+from ffmem.training.stream import read_stream
 
-PREFIXES = 2000
-LONGEST = 128
-"""Validation sentences longer than this are passed over."""
+EXAMPLES = 2000
 
 
 def perplexities(model: MemoryModel, files: dict[str, Path]) -> dict[str, Any]:
@@ -44,61 +42,15 @@ def perplexities(model: MemoryModel, files: dict[str, Path]) -> dict[str, Any]:
     return found
 
 
-def top_triggers(index: Index, layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of a layer with a trigger, and the token behind each one's first trigger (the mark at a sentence's end)."""
-    cells, triggers, sentences = (index.table(name) for name in ("cells", "triggers", "sentences"))
-    rows = np.flatnonzero((cells.column("layer").to_numpy() == layer) & (cells.column("positive_triggers").to_numpy() > 0))
-    first = cells.column("first_trigger").to_numpy()[rows]
-    at, position = (triggers.column(name).to_numpy()[first] for name in ("row", "position"))
-    tokens = sentences.column("tokens").combine_chunks()
-    starts, flat = tokens.offsets.to_numpy(), tokens.values.to_numpy()
-    ends = starts[at] + position >= starts[at + 1]
-    following = np.where(ends, MARK, flat[np.minimum(starts[at] + position, len(flat) - 1)])
-    return cells.column("index").to_numpy()[rows], following
-
-
-@torch.inference_mode()
-def values_against_triggers(model: MemoryModel, index: Index, seed: int = 0) -> list[dict[str, float]]:
-    """Agreement of a value's top word with what follows the key's top trigger, its shuffled control, and the rank."""
-    chance = np.random.default_rng(seed)
-    found = []
-    for layer in index.layers:
-        cells, following = top_triggers(index, layer)
-        values = model.values(layer)[torch.from_numpy(cells).to(model.device)]
-        said = model.vocabulary.top(values, 1)[1][:, 0].cpu().numpy()
-        rank = model.vocabulary.rank(values, torch.from_numpy(following).long().to(model.device))
-        found.append(
-            {
-                "agreement": float((said == following).mean()),
-                "shuffled": float(np.mean([(said == chance.permutation(following)).mean() for _ in range(20)])),
-                "median_rank": float(rank.float().median()),
-            }
-        )
-    return found
-
-
-@torch.inference_mode()
-def residuals(model: MemoryModel, path: Path, seed: int = 0) -> list[dict[str, float]]:
-    """For random validation prefixes: does the residual already say what the output will, and how many cells are active."""
-    stream = read_stream(open_sources(path), model.tokenizer)
-    marks = np.flatnonzero(stream == MARK)
-    ends = np.append(marks[1:], len(stream))
-    chance = np.random.default_rng(seed)
-    wanted = [number for number in chance.permutation(len(marks)) if ends[number] - marks[number] <= LONGEST][:PREFIXES]
-    same = np.zeros((model.layers, len(wanted)))
-    active = np.zeros((model.layers, len(wanted)))
-    for number, sentence in enumerate(wanted):
-        words = ends[sentence] - marks[sentence] - 1
-        stop = marks[sentence] + 1 + chance.integers(1, words + 1)
-        recording = model.record(torch.from_numpy(stream[marks[sentence] : stop].astype(np.int64))[None])
-        output = recording.logits[0, -1].argmax()
-        stack = torch.stack([r[0, -1] for r in recording.r])
-        same[:, number] = (model.vocabulary.top(stack, 1)[1][:, 0] == output).cpu().numpy()
-        active[:, number] = [(m[0, -1] > 0).float().mean().item() for m in recording.m]
-    return [
-        {"residual_is_output": float(same[layer].mean()), "active": float(np.median(active[layer]))}
-        for layer in range(model.layers)
-    ]
+def curves(model: MemoryModel, corpus: list[Path], tokens: int, valid: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Tokens read for the triggers, and a row a layer: agreement, rank, activity and refinement."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = ffmem.build_index(model, corpus, out=Path(folder) / "run", top=1, stats="off", limit_tokens=tokens)
+        names = ["agreement", "activity", "refinement"]
+        results = list(run_experiments(index, names, model=model, eval=valid, examples=EXAMPLES))
+    shuffled = [{"shuffled": row["shuffled"]} for row in results[0].facts["baselines"]["by_layer"]]
+    rows = [dict(ChainMap(*parts)) for parts in zip(shuffled, *(result.rows for result in results), strict=True)]
+    return index.counts["tokens"], rows
 
 
 def main() -> None:
@@ -119,15 +71,9 @@ def main() -> None:
         "perplexity": perplexities(model, files),
     }
     if chosen.corpus:
-        with tempfile.TemporaryDirectory() as folder:
-            index = ffmem.build_index(
-                model, chosen.corpus, out=Path(folder) / "run", top=1, stats="off", limit_tokens=chosen.tokens
-            )
-            result["trigger_tokens"] = index.counts["tokens"]
-            curves = zip(values_against_triggers(model, index), residuals(model, chosen.valid), strict=True)
-            result["layers"] = [first | second for first, second in curves]
-        for layer, row in enumerate(result["layers"], 1):
-            print(layer, row, flush=True)
+        result["trigger_tokens"], result["layers"] = curves(model, chosen.corpus, chosen.tokens, chosen.valid)
+        for row in result["layers"]:
+            print(row, flush=True)
     chosen.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
 
