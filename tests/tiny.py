@@ -6,7 +6,7 @@ import random
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 WORDS = (
     "the a of in to and is was by for with on as from at it that he she they river city king queen war army sea "
@@ -134,6 +134,25 @@ def tiny_model(variant: str, *, seed: int = 0, dtype: torch.dtype = torch.float3
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.dim() == 1 else 0.05))
     return model.to(dtype).eval()
+
+
+def silent_gpt2(size: int) -> GPT2LMHeadModel:
+    """One ReLU layer of four cells with all weights at zero, as wide as its vocabulary: a test plants what it needs."""
+    config = GPT2Config(
+        vocab_size=size,
+        n_embd=size,
+        n_layer=1,
+        n_head=1,
+        n_inner=4,
+        activation_function="relu",
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
 from ffmem.cli.app import main
 from ffmem.training import recipe, train
+from tests.cli.test_app import call as call_main
 from tests.tiny import some_text
 from tests.training.small import RECIPE, card_of
 
@@ -36,16 +38,7 @@ def call(capsys, monkeypatch):
     """Gives exit code, standard output and standard error of a command."""
     monkeypatch.setitem(recipe.SIZES, "small", RECIPE)
 
-    def run(*arguments):
-        try:
-            main([str(argument) for argument in arguments])
-            code = 0
-        except SystemExit as exit:
-            code = exit.code or 0
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return run
+    return partial(call_main, capsys)
 
 
 def test_a_training_by_steps_tells_its_perplexity_and_what_comes_next(call, text, tmp_path):

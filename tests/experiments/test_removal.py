@@ -8,14 +8,13 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from ffmem import build_index, load_model
 from ffmem.experiments.removal import KINDS, Drawn, Removed, bootstrap, draw_triggers, removal, remove_tokens
 from ffmem.index.origin import BATCH_TOKENS
 from ffmem.results import load_result
 from ffmem.words import FfmemError, ModelError, RunError
-from tests.tiny import WORDS, some_sentences, tiny_model
+from tests.tiny import WORDS, silent_gpt2, some_sentences, tiny_model
 
 ALL = 10**6
 CLOSE = {"rel": 1e-4, "abs": 1e-6}
@@ -46,20 +45,8 @@ def planted_model(tokenizer, *, past=False):
     words so far, so that a cell sees its word anywhere. A word that is not there is below zero behind the LayerNorm.
     """
     size = len(tokenizer)
-    config = GPT2Config(
-        vocab_size=size,
-        n_embd=size,
-        n_layer=1,
-        n_head=1,
-        n_inner=4,
-        activation_function="relu",
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = GPT2LMHeadModel(config).eval()
+    model = silent_gpt2(size)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
         model.transformer.wte.weight.copy_(torch.eye(size))
         block = model.transformer.h[0]
         for norm in (block.ln_1, block.ln_2, model.transformer.ln_f):

@@ -4,12 +4,11 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from ffmem import build_index, load_model, open_index
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
 from tests.index.reference import best_offers, coefficients_alone, offers_of
-from tests.tiny import VARIANTS, WORDS, some_sentences, tiny_model, word_tokenizer
+from tests.tiny import VARIANTS, WORDS, silent_gpt2, some_sentences, tiny_model, word_tokenizer
 
 T = 4
 CLOSE = 2e-5
@@ -72,21 +71,9 @@ def planted(tokenizer):
     Attention and positions are silent, so x is a LayerNorm of a one-hot vector: large at the word, below zero elsewhere.
     """
     size = len(tokenizer)
-    config = GPT2Config(
-        vocab_size=size,
-        n_embd=size,
-        n_layer=1,
-        n_head=1,
-        n_inner=4,
-        activation_function="relu",
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = GPT2LMHeadModel(config).eval()
+    model = silent_gpt2(size)
     word = {name: tokenizer.convert_tokens_to_ids(name) for name in WORDS}
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
         model.transformer.wte.weight.copy_(torch.eye(size))
         block = model.transformer.h[0]
         for norm in (block.ln_1, block.ln_2, model.transformer.ln_f):

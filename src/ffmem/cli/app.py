@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +110,7 @@ def index(
 
     sources = [open_source(spec, column=column) for spec in corpus]
     _note(quiet, f"loading {model}")
-    try:
+    with _to_be_continued(f"all finished shards are kept in {out}"):
         built = build_index(
             model,
             sources,
@@ -133,9 +135,6 @@ def index(
             device_map=device_map,
             revision=revision,
         )
-    except KeyboardInterrupt:
-        _note(False, f"stopped; all finished shards are kept in {out}. Give the same command again to continue.")
-        raise typer.Exit(130) from None
     counts = built.counts
     _note(
         quiet,
@@ -324,7 +323,7 @@ def train(
     def opened(specs: list[str]) -> list[Any]:
         return [open_source(spec, column=column, headings=True) for spec in specs]
 
-    try:
+    with _to_be_continued(f"the training is kept in {out}"):
         run_training(
             opened(corpus),
             out=out,
@@ -340,9 +339,6 @@ def train(
             overwrite=overwrite,
             quiet=quiet,
         )
-    except KeyboardInterrupt:
-        _note(False, f"stopped; the training is kept in {out}. Give the same command again to continue.")
-        raise typer.Exit(130) from None
     card = json.loads((out / "training.json").read_text("utf-8"))
     found = card["perplexity"]
     _note(
@@ -381,6 +377,16 @@ def demo(
     from ffmem.demonstration import demo as run_demo
 
     run_demo(out, quiet=quiet)
+
+
+@contextmanager
+def _to_be_continued(kept: str) -> Iterator[None]:
+    """Ctrl-C ends a long command with what is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _note(False, f"stopped; {kept}. Give the same command again to continue.")
+        raise typer.Exit(130) from None
 
 
 def _announce(model: MemoryModel, estimate: Estimate) -> None:

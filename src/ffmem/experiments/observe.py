@@ -32,7 +32,7 @@ class Seen:
     numbers: list[int]
     """Which examples these are."""
     places: Places
-    _judged: dict[tuple[str, int, bool], Judged] = field(default_factory=dict)
+    _tops: dict[tuple[str, int, bool], Int[np.ndarray, " n"]] = field(default_factory=dict)
 
     def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:
         """r, y or o of a layer (from 1); to be normed, in a post-norm block, they go through the block's own norm first."""
@@ -42,19 +42,19 @@ class Seen:
     @cached_property
     def said(self) -> Int[Tensor, " n"]:
         """The model's own prediction."""
-        last = self.vectors("o", self.model.layers, norm=True)
-        return self.model.vocabulary.top(last, 1, norm=True)[1][:, 0]
-
-    def judged(self, name: str, layer: int, *, norm: bool) -> Judged:
-        """What r, y or o of a layer puts first, and what it thinks of the model's own prediction."""
-        key = (name, layer, norm and self.model.has_norm)
-        if key not in self._judged:
-            vectors = self.vectors(name, layer, norm=norm)
-            self._judged[key] = self.model.vocabulary.judge(vectors, self.said, norm=norm)
-        return self._judged[key]
+        return torch.from_numpy(self.top("o", self.model.layers, norm=True))
 
     def top(self, name: str, layer: int, *, norm: bool) -> Int[np.ndarray, " n"]:
-        return self.judged(name, layer, norm=norm).top.cpu().numpy()
+        """What r, y or o of a layer puts first."""
+        key = (name, layer, norm and self.model.has_norm)
+        if key not in self._tops:
+            found = self.model.vocabulary.best(self.vectors(name, layer, norm=norm), norm=norm)[1]
+            self._tops[key] = found.cpu().numpy()
+        return self._tops[key]
+
+    def residual(self, layer: int) -> Judged:
+        """What r of a layer puts first, and what it thinks of the model's own prediction."""
+        return self.model.vocabulary.judge(self.vectors("r", layer, norm=True), self.said, norm=True)
 
 
 @runtime_checkable

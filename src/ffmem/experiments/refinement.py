@@ -33,10 +33,11 @@ class Refinement:
 
     def see(self, seen: Seen) -> None:
         for layer in range(1, self.layers + 1):
-            for name, kept in self.tops.items():
-                kept[layer - 1, seen.numbers] = seen.top(name, layer, norm=True)
-            found = seen.judged("r", layer, norm=True).log_prob.exp()
-            self.probability[layer - 1, seen.numbers] = found.cpu().numpy()
+            residual = seen.residual(layer)
+            self.tops["r"][layer - 1, seen.numbers] = residual.top.cpu().numpy()
+            self.probability[layer - 1, seen.numbers] = residual.log_prob.exp().cpu().numpy()
+            for name in ("y", "o"):
+                self.tops[name][layer - 1, seen.numbers] = seen.top(name, layer, norm=True)
 
     def result(self, settings: dict[str, Any]) -> Result:
         rows = [self._row(layer) for layer in range(1, self.layers + 1)]

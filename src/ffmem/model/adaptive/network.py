@@ -164,10 +164,11 @@ class AdaptiveTrunk(AdaptivePreTrained):
         # The stream has the weights' dtype: under autocast it stays in float32.
         h = h + sinusoids(position_ids, h.shape[-1]).to(self.dtype)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        stream = [h]
+        stream = [h] if wanted else []  # kept only on request: an index pass needs one layer at a time
         for block in self.layers:
             h = block(h, mask, cache)
-            stream.append(h)
+            if wanted:
+                stream.append(h)
         return BaseModelOutputWithPast(
             last_hidden_state=h, past_key_values=cache, hidden_states=tuple(stream) if wanted else None
         )
