@@ -141,10 +141,10 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         shorter: dict[str, float] = {}
         collectors = {
             f"ffmem, stats {stats}": {
-                layer: LayerCollector(layer, cells, t=T, distinct="text", negative=False, stats=stats, device=model.device)
+                layer: LayerCollector(layer, cells, t=T, distinct="text", negative=False, every=every, device=model.device)
                 for layer, cells in enumerate(model.cells, 1)
             }
-            for stats in (["sample"] if only_ffmem else ["sample", "full"])
+            for stats, every in ({"sample": 16} if only_ffmem else {"sample": 16, "full": 1}).items()
         }
         usual = UsualWay(model)
         done = 0

@@ -13,6 +13,9 @@ import pytest
 import torch
 import transformers
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
+
 from tests.tiny import tiny_model, word_tokenizer
 
 transformers.logging.set_verbosity_error()

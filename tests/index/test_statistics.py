@@ -28,7 +28,8 @@ def add(statistics, m, lengths, chosen=None):
     shortest = int(lengths.min())
     high = extreme(m, lengths, shortest, largest=True)
     low = extreme(m, lengths, shortest, largest=False)
-    statistics.add(m, high=high, low=low, lengths=lengths, shortest=shortest, chosen=chosen)
+    statistics.count(m, high=high, low=low, lengths=lengths, shortest=shortest)
+    statistics.measure(m, lengths, shortest, chosen)
 
 
 @settings(max_examples=40, deadline=None)

@@ -141,7 +141,7 @@ class _Run:
                 t=self.settings["top"],
                 distinct=self.settings["distinct"],
                 negative=self.settings["negative"],
-                stats=self.settings["stats"],
+                every=self.settings.get("stats_every", int(self.settings["stats"] == "full")),
                 device=model.value_modules[layer - 1].weight.device,
             )
             for layer in self.settings["layers"]

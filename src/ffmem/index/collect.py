@@ -3,67 +3,170 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.corpus.plan import Batch, Shard
-from ffmem.index.statistics import SAMPLE, Statistics, Stats, extreme
+from ffmem.index.statistics import Statistics, extreme
 from ffmem.index.top import Distinct, TopTriggers, best_of_rows, every_prefix
 from ffmem.model.memories import MemoryModel
 from ffmem.words import SIGNS, ModelError, Sign
+
+UNMERGED = 1 << 14
+"""Rows after which waiting hits are let in at the latest: stale thresholds let too much pass."""
+GROUP = 16
+"""Batches between two looks at what a GPU could not do by itself."""
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array as a tensor there; a copy to a GPU goes on behind the host's back."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def can_fuse(device: torch.device, t: int, distinct: Distinct) -> bool:
+    """Whether the kernels are for this: a GPU, a sentence's best prefix, not too many triggers a cell."""
+    if device.type != "cuda" or distinct == "none" or not find_spec("triton"):
+        return False
+    from ffmem.index.kernels import MOST
+
+    return t <= MOST
+
+
+def new_top(cells: int, t: int, distinct: Distinct, device: torch.device, *, fused: bool) -> TopTriggers:
+    if not fused:
+        return TopTriggers(cells, t, distinct, device)
+    from ffmem.index.kernels import RoomyTop
+
+    return RoomyTop(cells, t, distinct, device)
 
 
 class DeviceBatch:
     """A batch's arrays as tensors beside the coefficients."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
+        self.batch = batch
         self.start = batch.start
+        self.rows = len(batch.lengths)
         self.shortest = int(batch.lengths.min())
-        self.first_sentence = int(batch.sentences.min())
-        self.lengths = torch.from_numpy(batch.lengths).to(device)
-        self.sentences = torch.from_numpy(batch.sentences).to(device)
-        self.keys = torch.from_numpy(batch.keys).to(device)
+        self.lengths = to_device(batch.lengths, device)
+        self.sentences = to_device(batch.sentences, device)
+        self.keys = to_device(batch.keys, device)
+        self._samples: dict[int, Tensor] = {}
 
-    @cached_property
-    def sample(self) -> Int[Tensor, "2 n"]:
-        """Rows and columns of the tokens whose sentence + position is a multiple of `SAMPLE`."""
-        positions = torch.arange(1, int(self.lengths.max()) + 1, device=self.lengths.device)
-        chosen = (self.sentences[:, None] + positions) % SAMPLE == 0
-        return torch.stack((chosen & (positions <= self.lengths[:, None])).nonzero(as_tuple=True))
+    def sample(self, every: int) -> Int[Tensor, "2 n"]:
+        """Rows and columns of the tokens whose sentence + position is a multiple of `every`; found once."""
+        if every not in self._samples:
+            positions = np.arange(1, self.batch.keys.shape[1] + 1)
+            chosen = (self.batch.sentences[:, None] + positions) % every == 0
+            places = np.stack(np.nonzero(chosen & (positions <= self.batch.lengths[:, None])))
+            self._samples[every] = to_device(places, self.lengths.device)
+        return self._samples[every]
 
 
 class LayerCollector:
-    """Triggers and statistics of one layer."""
+    """Triggers and statistics of one layer.
+
+    On a GPU a fused kernel does the reading and tells the host nothing: what it could not do shows in `flags`, which
+    `troubles` looks at now and then.
+    """
 
     def __init__(
-        self, layer: int, cells: int, *, t: int, distinct: Distinct, negative: bool, stats: Stats, device: torch.device
+        self,
+        layer: int,
+        cells: int,
+        *,
+        t: int,
+        distinct: Distinct,
+        negative: bool,
+        every: int,
+        device: torch.device,
+        fused: bool | None = None,
     ) -> None:
         self.layer = layer
-        self.stats = stats
+        self.every = every
+        self.fused = can_fuse(device, t, distinct) if fused is None else fused
         signs: tuple[Sign, ...] = SIGNS if negative else SIGNS[:1]
-        self.top = {sign: TopTriggers(cells, t, distinct, device) for sign in signs}
-        self.total = Statistics(cells, device) if stats != "off" else None
-        self.shard = Statistics(cells, device) if stats != "off" else None
+        self.top: dict[Sign, Any] = {sign: new_top(cells, t, distinct, device, fused=self.fused) for sign in signs}
+        self.total = Statistics(cells, device) if every else None
+        self.shard = Statistics(cells, device) if every else None
+        self.flags = torch.zeros(2, dtype=torch.int32, device=device)
+        self.merged = self.unmerged = 0
+        """Rows that the thresholds know of, and rows read since then."""
 
     def add(self, m: Float[Tensor, "batch pos cells"], batch: DeviceBatch) -> None:
         """Take one batch's coefficients; what stands before the first token is not looked at."""
-        m = m[:, batch.start :]
-        high = extreme(m, batch.lengths, batch.shortest, largest=True)
-        low = extreme(m, batch.lengths, batch.shortest, largest=False) if self.shard or "-" in self.top else None
-        if not torch.isfinite(high).all() or not (low is None or torch.isfinite(low).all()):
-            raise ModelError(
-                f"layer {self.layer} gives coefficients that are not finite in {m.dtype} (in sentence "
-                f"{batch.first_sentence} or one of its batch): try --dtype float32 or bfloat16"
+        if self.fused:
+            self._sift(m, batch)
+        else:
+            self._read(m[:, batch.start :], batch, self.shard)
+        if self.shard:
+            chosen = batch.sample(self.every) if self.every > 1 else None
+            self.shard.measure(m[:, batch.start :], batch.lengths, batch.shortest, chosen)
+
+    def add_again(self, m: Float[Tensor, "batch pos cells"], batch: DeviceBatch) -> None:
+        """Offer a batch's triggers once more, by the plain path; what is held already stays as it is."""
+        self._read(m[:, batch.start :], batch, None)
+
+    def _sift(self, m: Tensor, batch: DeviceBatch) -> None:
+        """By the kernels, in as many steps as the waiting places allow.
+
+        A sentence offers a cell one hit, so as many sentences as there are places never overflow. Later, a batch as large
+        as all before it brings about t new hits a cell, so the steps grow with what has been read.
+        """
+        from ffmem.index.kernels import ROWS, sift
+
+        tops = list(self.top.values())
+        at = 0
+        while at < batch.rows:
+            allowed = min(UNMERGED, max(tops[0].places, self.merged * tops[0].places // (2 * tops[0].t))) - self.unmerged
+            if allowed < ROWS:
+                self._merge()
+                continue
+            rows = range(at, min(batch.rows, at + allowed // ROWS * ROWS))
+            sift(
+                m,
+                rows,
+                start=batch.start,
+                lengths=batch.lengths,
+                sentences=batch.sentences,
+                keys=batch.keys,
+                tops=tops,
+                statistics=self.shard,
+                flags=self.flags,
             )
+            self.unmerged += len(rows)
+            at = rows.stop
+
+    def _merge(self) -> None:
+        if self.fused and self.unmerged:
+            for top in self.top.values():
+                top.merge_waiting(self.flags)
+            self.merged, self.unmerged = self.merged + self.unmerged, 0
+
+    def troubles(self) -> tuple[bool, bool]:
+        """Since the last time: whether a hit found no place, and whether a coefficient was not finite. Waits for the GPU."""
+        self._merge()
+        overflow, not_finite = self.flags.tolist()
+        self.flags.zero_()
+        return bool(overflow), bool(not_finite)
+
+    def _read(self, m: Tensor, batch: DeviceBatch, statistics: Statistics | None) -> None:
+        """By plain torch."""
+        high = extreme(m, batch.lengths, batch.shortest, largest=True)
+        low = extreme(m, batch.lengths, batch.shortest, largest=False) if statistics or "-" in self.top else None
+        if not torch.isfinite(high).all() or not (low is None or torch.isfinite(low).all()):
+            raise not_finite(self.layer, m.dtype, [batch.batch])
         for sign, top in self.top.items():
             self._offer(top, m, high if sign == "+" else -low, batch, negative=sign == "-")  # type: ignore[operator]
-        if self.shard:
+        if statistics:
             assert low is not None
-            chosen = batch.sample if self.stats == "sample" else None
-            self.shard.add(m, high=high, low=low, lengths=batch.lengths, shortest=batch.shortest, chosen=chosen)
+            statistics.count(m, high=high, low=low, lengths=batch.lengths, shortest=batch.shortest)
 
     def _offer(self, top: TopTriggers, m: Tensor, best: Tensor, batch: DeviceBatch, *, negative: bool) -> None:
         if top.distinct == "none":
@@ -82,9 +185,11 @@ class LayerCollector:
 
     def end_shard(self) -> None:
         """Let in what waits. A shard's sums are made apart and added in the order of shards."""
+        self._merge()
         for top in self.top.values():
             top.settle()
         if self.total and self.shard:
+            self.shard.settle()
             self.total.merge(self.shard)
             self.shard = Statistics(len(self.total.active), self.total.active.device)
 
@@ -103,25 +208,54 @@ class LayerCollector:
             self.total.load({name: state[f"L{self.layer}.{name}"] for name in self.total.state()})
 
 
-def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerCollector]) -> None:
+def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerCollector], *, again: bool = False) -> None:
     """Send one batch through the model and every wanted layer's coefficients into its collector."""
     on: dict[torch.device, DeviceBatch] = {}
 
     def visit(layer: int, m: Tensor) -> None:
         if m.device not in on:
             on[m.device] = DeviceBatch(batch, m.device)
-        collectors[layer].add(m, on[m.device])
+        (collectors[layer].add_again if again else collectors[layer].add)(m, on[m.device])
 
     with model.reading(visit, collectors) as forward:
-        forward(torch.from_numpy(batch.ids))
+        forward(to_device(batch.ids, model.device))
 
 
 def read_shard(
     model: MemoryModel, shard: Shard, collectors: dict[int, LayerCollector], *, batch_tokens: int, bos: int | None
 ) -> Iterator[Batch]:
     """Read a shard batch by batch; yields each once it is done."""
+    group: list[Batch] = []
     for batch in shard.batches(batch_tokens, bos):
         read_batch(model, batch, collectors)
+        group.append(batch)
+        if len(group) == GROUP:
+            read_again(model, group, collectors)
+            group = []
         yield batch
+    read_again(model, group, collectors)
     for collector in collectors.values():
         collector.end_shard()
+
+
+def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, LayerCollector]) -> int:
+    """Read these batches by the plain path for layers where a hit found no place; how many layers that were."""
+    overflowed = {}
+    for layer, collector in collectors.items():
+        if collector.fused:
+            overflow, odd = collector.troubles()
+            if odd:
+                raise not_finite(layer, model.dtype, group)
+            if overflow:
+                overflowed[layer] = collector
+    for batch in group if overflowed else []:
+        read_batch(model, batch, overflowed, again=True)
+    return len(overflowed)
+
+
+def not_finite(layer: int, dtype: torch.dtype, batches: list[Batch]) -> ModelError:
+    first = min(int(batch.sentences.min()) for batch in batches)
+    return ModelError(
+        f"layer {layer} gives coefficients that are not finite in {dtype} (in sentence {first} or one of those read with "
+        "it): try --dtype float32 or bfloat16"
+    )

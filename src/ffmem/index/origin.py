@@ -14,7 +14,7 @@ import torch
 
 import ffmem
 from ffmem.corpus.plan import Corpus
-from ffmem.index.statistics import SAMPLE
+from ffmem.index.statistics import EVERY
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
 from ffmem.words import RunError
@@ -37,7 +37,8 @@ def resolve(wanted: dict[str, Any], about: Callable[[], int | None], model: Memo
         tokens = about()
         settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"
     if settings["stats"] == "sample":
-        settings["stats_sample"] = f"tokens with (sentence + position) divisible by {SAMPLE}"
+        settings["stats_every"] = EVERY.get(kind, EVERY["cpu"])
+        settings["stats_sample"] = f"tokens with (sentence + position) divisible by {settings['stats_every']}"
     return settings
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +11,11 @@ from torch import Tensor
 from ffmem.index.histogram import BINS, LOWEST, PER_OCTAVE, SIDE, ZERO
 from ffmem.words import FfmemError
 
-Stats = Literal["full", "sample", "off"]
-SAMPLE = 16
-"""`sample` takes the moments and the histogram from every token with (sentence + position) divisible by this."""
+EVERY = {"cpu": 16, "cuda": 128}
+"""A sample takes the moments and the histogram from tokens with (sentence + position) divisible by this. A GPU reads
+much more text, and would be held up by more."""
+STAGED = 1 << 23
+"""Coefficients of a sample that a GPU collects before it measures them: one by one the steps would be too small."""
 CHUNK = 1 << 20
 """Coefficients that go through the histogram at a time: few enough to stay in a CPU's cache."""
 ROW = 255
@@ -35,8 +36,9 @@ class Statistics:
         self.squares = torch.zeros(cells, dtype=torch.float64, device=device)
         self.histogram = torch.zeros(cells, BINS, dtype=torch.int32, device=device)
         self.measured = torch.zeros(1, dtype=torch.int64, device=device)
+        self._staged: list[Tensor] = []
 
-    def add(
+    def count(
         self,
         m: Float[Tensor, "batch pos cells"],
         *,
@@ -44,24 +46,43 @@ class Statistics:
         low: Float[Tensor, "batch cells"],
         lengths: Int[Tensor, " batch"],
         shortest: int,
-        chosen: Int[Tensor, "2 n"] | None,
     ) -> None:
-        """Take a batch; `chosen` are rows and columns of the sample, None for all tokens."""
+        """Firings and extremes of a batch."""
         self.maximum = torch.maximum(self.maximum, high.amax(0).float())
         self.minimum = torch.minimum(self.minimum, low.amin(0).float())
         for block in _blocks(m, lengths, shortest):
             self.active += _firings(block)
-        if chosen is not None:
-            self._measure(m[chosen[0], chosen[1]])
-        else:
+
+    def measure(
+        self,
+        m: Float[Tensor, "batch pos cells"],
+        lengths: Int[Tensor, " batch"],
+        shortest: int,
+        chosen: Int[Tensor, "2 n"] | None,
+    ) -> None:
+        """Moments and histogram of a batch; `chosen` are rows and columns of the sample, None for all tokens."""
+        if chosen is None:
             for block in _blocks(m, lengths, shortest):
                 self._measure(block.flatten(0, 1))
+        elif m.device.type == "cpu":
+            self._measure(m[chosen[0], chosen[1]])
+        else:
+            self._staged.append(m[chosen[0], chosen[1]])
+            if sum(part.numel() for part in self._staged) >= STAGED:
+                self.settle()
+
+    def settle(self) -> None:
+        """Measure what has been collected."""
+        if self._staged:
+            self._measure(torch.cat(self._staged))
+            self._staged = []
 
     def _measure(self, x: Float[Tensor, "n cells"]) -> None:
         offset = torch.arange(x.shape[1], device=x.device) * BINS + ZERO
         flat = self.histogram.view(-1)
         for part in x.split(max(1, CHUNK // x.shape[1])):
-            part = part.float()
+            # A kernel tells of what is not a number only later, and no bin is for it.
+            part = part.float() if x.device.type == "cpu" else part.float().nan_to_num_()
             self.sum += part.sum(0)
             self.squares += (part * part).sum(0)
             distance = part.abs().log2_().sub_(LOWEST).mul_(PER_OCTAVE).add_(1).clamp_(0, SIDE).copysign_(part)
@@ -79,10 +100,12 @@ class Statistics:
             getattr(self, name).add_(getattr(other, name))
 
     def state(self) -> dict[str, Tensor]:
-        return dict(vars(self))
+        """All there is to keep, once what was collected is measured."""
+        self.settle()
+        return {name: tensor for name, tensor in vars(self).items() if not name.startswith("_")}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        for name, tensor in vars(self).items():
+        for name, tensor in self.state().items():
             tensor.copy_(state[name])
 
 

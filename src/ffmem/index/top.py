@@ -144,7 +144,7 @@ class TopTriggers:
     def state(self) -> dict[str, Tensor]:
         """All there is to keep, once the survivors are in."""
         self.settle()
-        return {"coefficient": self.coefficient, "place": self.place, "key": self.key}
+        return {name: getattr(self, name).contiguous() for name in ("coefficient", "place", "key")}
 
     def load(self, state: dict[str, Tensor]) -> None:
         for name in ("coefficient", "place", "key"):

@@ -1,0 +1,282 @@
+"""What looking costs on a GPU: an index pass as a ratio to the bare trunk, on the same batches in the same run.
+
+    python benchmarks/gpu.py gpt2 paper gated -o docs/gpu.json
+    python benchmarks/gpu.py gpt2 --tokens 2000000 --kernels      what a layer's read and merge take, in microseconds
+
+Batches are made on the spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law,
+planned as the pass plans them, in shards of `--shard` tokens. Weights are random, bf16. Every part of the corpus goes
+through each way in turn. Bare trunk: the same batches through the last block, nothing looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+
+import ffmem
+from ffmem.corpus.plan import Batch, plan_batches
+from ffmem.corpus.tokens import prefix_keys
+from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device
+from ffmem.model.adaptive.config import AdaptiveConfig
+from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.model.memories import MemoryModel
+
+T = 50
+EVERY = 128
+PARTS = 8
+"""Parts of the corpus that each way reads in turn; the first is left out of the median, not of the whole."""
+
+
+def gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50_257))
+
+
+def paper() -> Any:
+    return AdaptiveLM(AdaptiveConfig(vocab_size=267_744, cutoffs=[20_000, 60_000]))
+
+
+def gated() -> Any:
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=32_000,
+            hidden_size=4096,
+            intermediate_size=14_336,
+            num_hidden_layers=8,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+        )
+    )
+
+
+SHAPES: dict[str, tuple[Callable[[], Any], int]] = {"gpt2": (gpt2, 1), "paper": (paper, 1), "gated": (gated, 5)}
+"""How each is made, and by what the number of tokens is divided."""
+
+
+def make_model(shape: str, device: str) -> MemoryModel:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = SHAPES[shape][0]().to(torch.bfloat16)
+    words = Tokenizer(models.WordLevel({"</s>": 0} | {f"w{number}": number for number in range(1, 1000)}, unk_token="</s>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="</s>", eos_token="</s>")
+    return ffmem.load_model(model, tokenizer=tokenizer)
+
+
+def make_batches(tokens: int, words: int, *, batch_tokens: int = 32_768, shard: int, seed: int = 0) -> Iterator[Batch]:
+    """Batches of one shard after another, longest sentences first in each."""
+    chance = np.random.default_rng(seed)
+    first = 0
+    for _ in range(0, tokens, shard):
+        lengths = np.clip(np.rint(chance.lognormal(3.0, 0.55, shard // 23)), 3, 120).astype(np.int64)
+        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), min(shard, tokens)))]
+        for rows in reversed(plan_batches(lengths + 1, batch_tokens)):
+            width = int(lengths[rows[-1]])
+            ids = np.minimum(words - 1, chance.pareto(0.8, (len(rows), width + 1)) + 1).astype(np.int64)
+            ids[:, 0] = 0
+            ids[:, 1:][np.arange(width) >= lengths[rows][:, None]] = 0
+            yield Batch(ids, lengths[rows], rows + first, prefix_keys(ids[:, 1:]), 1)
+        first += len(lengths)
+
+
+class Pass:
+    """ffmem's own pass, with or without statistics."""
+
+    def __init__(self, model: MemoryModel, every: int) -> None:
+        self.model = model
+        self.again = self.groups = 0
+        self.collectors = {
+            layer: LayerCollector(
+                layer, cells, t=T, distinct="text", negative=model.family.gated, every=every, device=model.device
+            )
+            for layer, cells in enumerate(model.cells, 1)
+        }
+
+    def __call__(self, batches: list[Batch]) -> None:
+        for begin in range(0, len(batches), GROUP):
+            group = batches[begin : begin + GROUP]
+            for batch in group:
+                read_batch(self.model, batch, self.collectors)
+            self.again += read_again(self.model, group, self.collectors)
+            self.groups += len(self.collectors)
+
+
+class UsualWay:
+    """In each layer: the running top-t and the batch's coefficients together through torch.topk."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self.model = model
+        self.best = {
+            layer: torch.full((T, cells), -torch.inf, dtype=model.dtype, device=model.device)
+            for layer, cells in enumerate(model.cells, 1)
+        }
+        self.where = {
+            layer: torch.zeros(best.shape, dtype=torch.int64, device=best.device) for layer, best in self.best.items()
+        }
+        self.seen = 0
+
+    def __call__(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            on = DeviceBatch(batch, self.model.device)
+            columns = torch.arange(batch.ids.shape[1], device=self.model.device)
+            valid = (columns <= on.lengths[:, None]) & (columns > 0)
+
+            def visit(layer: int, m: torch.Tensor, valid: torch.Tensor = valid) -> None:
+                rows = m.masked_fill(~valid[:, :, None], -torch.inf).flatten(0, 1)
+                numbers = torch.arange(self.seen, self.seen + len(rows), device=m.device)[:, None].expand(-1, rows.shape[1])
+                values, which = torch.cat([self.best[layer], rows]).topk(T, dim=0)
+                self.best[layer], self.where[layer] = values, torch.cat([self.where[layer], numbers]).gather(0, which)
+
+            with self.model.reading(visit) as forward:
+                forward(to_device(batch.ids, self.model.device))
+            self.seen += batch.ids.size
+
+
+def bare(model: MemoryModel) -> Callable[[list[Batch]], None]:
+    """Through the last block; no hooks, no vocabulary projection."""
+
+    def run(batches: list[Batch]) -> None:
+        with torch.inference_mode():
+            for batch in batches:
+                model.model.base_model(input_ids=to_device(batch.ids, model.device), use_cache=False)
+
+    return run
+
+
+def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None]:
+    """The trunk up to where ffmem stops, with hooks that look at nothing."""
+
+    def run(batches: list[Batch]) -> None:
+        for batch in batches:
+            with model.reading(lambda *_: None) as forward:
+                forward(to_device(batch.ids, model.device))
+
+    return run
+
+
+def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> dict[str, Any]:
+    model = make_model(shape, device)
+    tokens //= SHAPES[shape][1]
+    batches = list(make_batches(tokens, model.config.vocab_size, shard=shard))
+    real = sum(batch.tokens for batch in batches)
+    ways: dict[str, Callable[[list[Batch]], None]] = {
+        "bare trunk": bare(model),
+        "bare trunk to the last coefficients": to_the_last_coefficients(model),
+        "ffmem, triggers": Pass(model, 0),
+        "ffmem, triggers and statistics": Pass(model, EVERY),
+    }
+    if usual:
+        ways["torch.topk in each layer"] = UsualWay(model)
+    warm = list(make_batches(100_000, model.config.vocab_size, shard=shard, seed=1))[:2]
+    for name, way in ways.items():
+        way(warm)
+        print(f"{shape}: {name} is warm", file=sys.stderr, flush=True)
+    if isinstance(ways["ffmem, triggers"], Pass):  # the warm-up's triggers must not count
+        ways |= {name: Pass(model, way.collectors[1].every) for name, way in ways.items() if isinstance(way, Pass)}
+    step = -(-len(batches) // PARTS)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    torch.cuda.reset_peak_memory_stats()
+    for begin in range(0, len(batches), step):
+        for name, way in ways.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            way(batches[begin : begin + step])
+            torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - began)
+        print({name: round(spent[-1], 3) for name, spent in seconds.items()}, file=sys.stderr, flush=True)
+    base = seconds["bare trunk"]
+    found = {}
+    for name, spent in seconds.items():
+        ratios = [a / b for a, b in zip(spent, base, strict=True)][1:]
+        found[name] = {
+            "whole": round(sum(spent) / sum(base), 4),
+            "median": round(median(ratios), 4),
+            "spread": [round(min(ratios), 4), round(max(ratios), 4)],
+            "tokens_per_second": round(real / sum(spent)),
+        }
+    blocks = sum(parameter.numel() for block in model.blocks for parameter in block.parameters())
+    passes = [way for way in ways.values() if isinstance(way, Pass)]
+    return {
+        "layers": model.layers,
+        "d": model.d,
+        "cells": sum(model.cells),
+        "tokens": real,
+        "padding": round(1 - real / sum(batch.ids.size - len(batch.ids) for batch in batches), 4),
+        "tflops": round(2 * blocks * sum(batch.ids.size for batch in batches) / sum(base) / 1e12, 1),
+        "read_again": f"{passes[0].again} of {passes[0].groups} groups of {GROUP} batches and a layer",
+        "peak_memory": torch.cuda.max_memory_allocated(),
+        "ways": found,
+    }
+
+
+def kernels(shape: str, device: str) -> dict[str, Any]:
+    """What the read and the merge of one layer take at settled thresholds, in microseconds."""
+    model = make_model(shape, device)
+    cells = model.cells[0]
+    batches = [batch for batch in make_batches(2_000_000, 1000, shard=1 << 21) if batch.ids.size > 30_000][::8]
+    found: dict[str, Any] = {}
+    for name, every in (("triggers", 0), ("triggers and statistics", EVERY)):
+        collector = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=every, device=model.device)
+        ready = [
+            (torch.randn(*b.ids.shape, cells, device=device, dtype=torch.bfloat16), DeviceBatch(b, model.device))
+            for b in batches[:4]
+        ]
+        for m, on in ready * 3:
+            collector.add(m, on)
+        collector.troubles()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        events[0].record()
+        for m, on in ready:
+            collector.add(m, on)
+        events[1].record()
+        collector.unmerged = 1
+        collector._merge()
+        events[2].record()
+        torch.cuda.synchronize()
+        gigabytes = sum(m.numel() * 2 for m, _ in ready) / 1e9
+        read = events[0].elapsed_time(events[1])
+        found[name] = {
+            "read_us": round(1000 * read / len(ready), 1),
+            "gigabytes_per_second": round(gigabytes / read * 1000),
+            "merge_us": round(1000 * events[1].elapsed_time(events[2]), 1),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="+", choices=list(SHAPES))
+    parser.add_argument("--tokens", type=int, default=10_000_000, help="a fifth of it for the gated shape")
+    parser.add_argument("--shard", type=int, default=1 << 22, help="tokens that are sorted by length together")
+    parser.add_argument("--kernels", action="store_true", help="time the kernels of one layer alone")
+    parser.add_argument("--no-usual", action="store_true", help="leave out torch.topk in each layer")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("-o", "--out", type=Path, help="add the result to this JSON file")
+    chosen = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    for shape in chosen.shapes:
+        if chosen.kernels:
+            print(json.dumps(kernels(shape, chosen.device)), flush=True)
+            continue
+        result = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
+        result["date"] = datetime.now(UTC).date().isoformat()
+        result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}"
+        print(json.dumps(result, indent=2), flush=True)
+        if chosen.out:
+            known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+            chosen.out.write_text(json.dumps(known | {shape: result}, indent=2) + "\n")
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The fused kernels against plain torch on the same coefficients: on a GPU, or else in Triton's interpreter."""
+
+import numpy as np
+import pytest
+import torch
+
+from ffmem import load_model
+from ffmem.corpus.plan import Batch
+from ffmem.corpus.tokens import prefix_keys
+from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch
+from tests.tiny import tiny_model
+
+pytest.importorskip("triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CELLS, T = 6, 3
+
+
+def make_batch(seed: int, rows: int = 11, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
+    """Few different words, so that many prefixes are equal."""
+    chance = np.random.default_rng(seed)
+    lengths = np.sort(chance.integers(2, width + 1, rows))
+    lengths[-1] = width
+    ids = chance.integers(0, words, (rows, start + width))
+    ids[:, start:][np.arange(width) >= lengths[:, None]] = 0
+    return Batch(ids, lengths, first + chance.permutation(rows), prefix_keys(ids[:, start:]), start)
+
+
+def coefficients(seed: int, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+    """Coarse numbers, so that many are equal; what stands before and behind the tokens is large and must not count."""
+    chance = torch.Generator().manual_seed(seed)
+    m = ((torch.randn(*batch.ids.shape, CELLS, generator=chance) * 2).round() / 2).to(dtype)
+    m[:, : batch.start] = 99
+    for row, length in enumerate(batch.lengths.tolist()):
+        m[row, batch.start + length :] = 99 if row % 2 else -99
+    return m.to(DEVICE)
+
+
+def collector(*, fused: bool, distinct: str = "text", negative: bool = True, every: int = 1) -> LayerCollector:
+    return LayerCollector(1, CELLS, t=T, distinct=distinct, negative=negative, every=every, device=DEVICE, fused=fused)
+
+
+def assert_same(one: LayerCollector, two: LayerCollector) -> None:
+    left, right = one.state(), two.state()
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("distinct", "negative", "start"), [("text", True, 1), ("sentence", True, 0), ("text", False, 0)])
+def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_included(dtype, distinct, negative, start):
+    plain, fused = (collector(fused=way, distinct=distinct, negative=negative) for way in (False, True))
+    for seed in range(4):
+        batch = make_batch(seed, start=start, first=100 * ((seed * 7) % 4))  # not in the order of the corpus
+        m, on = coefficients(seed, batch, dtype), DeviceBatch(batch, DEVICE)
+        plain.add(m, on)
+        fused.add(m, on)
+        fused.troubles()  # lets the waiting hits in
+    for one in (plain, fused):
+        one.end_shard()
+    assert_same(plain, fused)
+    assert plain.state()["L1.+.coefficient"].min() > 0
+
+
+def test_hits_without_a_place_raise_the_flag_and_reading_again_mends_it():
+    plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
+    # Sentences of one prefix each, all different and better than those before: every one passes.
+    rows = fused.top["+"].places + 3
+    batch = Batch(
+        np.arange(rows)[:, None], np.ones(rows, np.int64), np.arange(rows), prefix_keys(np.arange(rows)[:, None]), 0
+    )
+    m = torch.arange(1.0, rows + 1, device=DEVICE)[:, None, None].expand(-1, 1, CELLS).contiguous()
+    on = DeviceBatch(batch, DEVICE)
+    fused.merged = 1 << 20  # as if thresholds were settled, so that the batch is read in one step
+    fused.add(m, on)
+    assert fused.troubles() == (True, False)
+    assert fused.troubles() == (False, False)
+    fused.add_again(m, on)
+    plain.add(m, on)
+    for one in (plain, fused):
+        one.end_shard()
+    assert_same(plain, fused)
+
+
+def test_without_thresholds_rows_are_read_in_steps_that_cannot_overflow():
+    fused = collector(fused=True, every=0, negative=False)
+    rows = fused.top["+"].places
+    batch = Batch(
+        np.arange(rows)[:, None], np.ones(rows, np.int64), np.arange(rows), prefix_keys(np.arange(rows)[:, None]), 0
+    )
+    m = torch.arange(1.0, rows + 1, device=DEVICE)[:, None, None].expand(-1, 1, CELLS).contiguous()
+    fused.add(m, DeviceBatch(batch, DEVICE))
+    assert fused.troubles() == (False, False)
+    assert fused.top["+"].coefficient[0].tolist() == [rows, rows - 1, rows - 2]
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_noticed(odd):
+    fused = collector(fused=True, every=1 if DEVICE.type == "cuda" else 0)
+    batch = make_batch(0, rows=3, width=4)
+    m = coefficients(0, batch, torch.float32)
+    m[0, 0, 0] = torch.nan  # in front of the first token: nobody looks
+    fused.add(m, DeviceBatch(batch, DEVICE))
+    assert fused.troubles() == (False, False)
+    m[1, 1, CELLS - 1] = odd
+    fused.add(m, DeviceBatch(batch, DEVICE))
+    assert fused.troubles() == (False, True)
+
+
+def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenizer):
+    model = load_model(tiny_model("gpt2").to(DEVICE), tokenizer=tokenizer)
+    batches = [make_batch(seed, rows=8, width=6, first=8 * seed, words=30) for seed in range(2)]
+    found = []
+    for fused in (False, True):
+        collectors = {
+            layer: LayerCollector(
+                layer, cells, t=T, distinct="text", negative=False, every=0, device=model.device, fused=fused
+            )
+            for layer, cells in enumerate(model.cells, 1)
+        }
+        for batch in batches:
+            read_batch(model, batch, collectors)
+        if fused:
+            collectors[2].flags[0] = 1  # as if a hit had found no place
+            assert read_again(model, batches, collectors) == 1
+        for one in collectors.values():
+            one.end_shard()
+        found.append(collectors)
+    for layer in found[0]:
+        assert_same(found[0][layer], found[1][layer])
+
+
+def test_the_kernels_are_for_gpus_and_for_a_sentences_best_prefix():
+    assert not can_fuse(torch.device("cpu"), 50, "text")
+    assert not can_fuse(torch.device("cuda"), 50, "none")
+    assert not can_fuse(torch.device("cuda"), 1000, "text")
+    assert can_fuse(torch.device("cuda"), 50, "text")
