@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from ffmem import build_index, load_model
 from ffmem.experiments.examples import Example, Examples, sample_examples
 from ffmem.experiments.normaliser import _feeds, batch_loss, effective_memories, normaliser, softmax, softmax_scaled
-from ffmem.experiments.substitution import Factors, substituted
+from ffmem.experiments.substitution import Factors, recorded, replayed, substituted
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.results import load_result
 from ffmem.words import CorpusError, ModelError, RunError
@@ -379,3 +379,29 @@ def test_a_key_that_makes_no_coefficients_is_an_error_that_names_it(key, message
     with pytest.raises(ModelError, match=message), substituted(wrong, [1], softmax):
         wrong.logits(torch.tensor([[3, 4, 5]]))
     assert not hooks_of(gpt2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_changed_layer_costs_the_same_whether_the_blocks_below_it_run_or_are_replayed(variant, tokenizer):
+    model = load_model(tiny_model(variant), tokenizer=tokenizer)
+    examples = Examples([Example(np.array([4, 5, 6, 7]), "", None), Example(np.array([8, 9, 4]), "", None)], "by hand", 2)
+    (feed, *_) = _feeds(examples, model, True)
+    with recorded(model) as outputs:
+        untouched = batch_loss(model, feed)
+    for layer in range(1, model.layers + 1):
+        with substituted(model, [layer], softmax):
+            whole = batch_loss(model, feed)
+            with replayed(model, outputs[: layer - 1]):
+                assert batch_loss(model, feed) == whole
+    assert batch_loss(model, feed) == untouched
+    assert not any("forward" in block.__dict__ for block in model.blocks)
+
+
+def test_blocks_that_have_a_forward_of_their_own_get_it_back_after_an_error(tokenizer):
+    model = load_model(tiny_model("gpt2"), tokenizer=tokenizer)
+    own = model.blocks[0].forward
+    model.blocks[0].forward = own
+    with pytest.raises(ZeroDivisionError), replayed(model, [None, None]):
+        raise ZeroDivisionError
+    assert model.blocks[0].__dict__["forward"] is own
+    assert "forward" not in model.blocks[1].__dict__

@@ -75,7 +75,7 @@ def test_every_coefficient_is_that_of_the_shortened_prefix_run_alone(variant, bo
     for layer in (1, model.layers):
         chance = np.random.default_rng(5)
         drawn = draw_triggers(index, layer, cells=6, triggers=3, chance=chance)
-        found = remove_tokens(model, index, drawn, chance=chance)
+        [found], _ = remove_tokens(model, index, [drawn], seed=5)
         assert len(found.kept)
         for number, at in enumerate(found.kept):
             ids, random = tokens_of(index, drawn, at), int(found.at[number])
@@ -240,7 +240,11 @@ def test_layers_of_a_partial_run_and_its_own_model_when_none_is_given(gpt2, tmp_
     result = removal(None, index, cells=4, quiet=True)
     assert [row["layer"] for row in result.rows[::3]] == [1, 3]
     whole = build_index(gpt2, sentences, out=tmp_path / "whole", top=3, unit="line", quiet=True)
-    assert result.rows == [row for row in removal(gpt2, whole, cells=4, quiet=True).rows if row["layer"] != 2]
+    for row, same in zip(
+        result.rows, (r for r in removal(gpt2, whole, cells=4, quiet=True).rows if r["layer"] != 2), strict=True
+    ):
+        assert row.pop("kind") == same.pop("kind")
+        assert row == pytest.approx(same, rel=1e-4)  # batches, and with them the last digits, differ
 
 
 def test_another_model_than_the_runs_is_refused(gpt2, tokenizer, tmp_path):
@@ -277,7 +281,7 @@ def test_a_trigger_that_is_no_longer_above_zero_is_left_out_of_the_changes():
         row=np.array([0, 1, 2]),
     )
     without = {kind: np.array([1.0, 1.0, 2.0]) for kind in KINDS}
-    found = Removed(drawn, np.arange(3), np.array([0, 1, 1]), np.array([2.0, 0.0, 2.0]), without, 3)
+    found = Removed(drawn, np.arange(3), np.array([0, 1, 1]), np.array([2.0, 0.0, 2.0]), without)
     assert found.changes("last").tolist() == [-0.5, 0.0]
     assert found.differences.tolist() == [0.5, 1.0, 0.0]
     assert replace(found, m=np.array([4.0, 1.0, 2.0])).changes("first").tolist() == [-0.75, 0.0, 0.0]
@@ -308,7 +312,7 @@ def test_every_cell_and_every_token_has_its_chance(tokenizer, tmp_path):
         chance = np.random.default_rng(seed)
         drawn = draw_triggers(index, 1, cells=1, triggers=1, chance=chance)
         cells += drawn.cell.tolist()
-        tokens += remove_tokens(model, index, drawn, chance=chance).at.tolist()
+        tokens += remove_tokens(model, index, [drawn], seed=seed)[0][0].at.tolist()
     assert 15 < cells.count(0) < 45
     assert min(tokens.count(at) for at in range(3)) > 8
     assert set(tokens) == {0, 1, 2}

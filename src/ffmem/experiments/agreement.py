@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from ffmem.experiments.next_tokens import NONE, NextTokens, end_token, next_tokens, token_counts
-from ffmem.experiments.predictions import Predictions, predictions_of
+from ffmem.experiments.predictions import Known, Predictions, predictions_of
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
@@ -75,11 +75,13 @@ def agreement(
     norm: bool = False,
     top_values: int = 100,
     quiet: bool = False,
+    known: Known | None = None,
 ) -> Result:
     """How often a value's top token is what follows its key's top trigger: a row a layer.
 
     Values go to the vocabulary bare; `norm=True` sends them through the final norm first. Without `model` the run's own
-    is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first.
+    is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first. `known` is filled with what
+    the values predict.
     """
     if top_values < 1:
         raise FfmemError(f"expected top_values of at least 1, found {top_values}")
@@ -87,6 +89,8 @@ def agreement(
     end = end_token(model, index)
     with reporting("agreement", quiet=quiet) as reporter:
         layers = [_read_layer(model, index, layer, end, norm, reporter) for layer in index.layers]
+    if known is not None:
+        known |= {(one.layer, norm, "+"): Predictions(one.top, one.probability) for one in layers}
     settings = index.manifest["settings"]
     return Result(
         "agreement",

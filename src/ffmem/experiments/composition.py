@@ -9,7 +9,7 @@ import numpy as np
 
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow
-from ffmem.experiments.predictions import predictions_of
+from ffmem.experiments.predictions import Known, predictions_of
 from ffmem.experiments.stop_words import LIST, STOP_WORDS
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
@@ -28,9 +28,9 @@ class Composition:
 
     name = "composition"
 
-    def __init__(self, model: MemoryModel, examples: Examples, *, norm: bool = False) -> None:
+    def __init__(self, model: MemoryModel, examples: Examples, *, norm: bool = False, known: Known | None = None) -> None:
         self.model, self.examples, self.norm, self.layers = model, examples, norm, model.layers
-        self.predicted: dict[tuple[int, Sign], np.ndarray] = {}
+        self.known: Known = {} if known is None else known
         shape = (model.layers, len(examples))
         self.agrees = {name: np.zeros(shape, bool) for name in ("y", "active", "o")}
         self.targets = np.zeros(shape, np.int64)
@@ -59,9 +59,9 @@ class Composition:
 
     def _predictions(self, layer: int, sign: Sign) -> np.ndarray:
         """What each value of a layer puts first, or what it does turned round; projected when first asked for."""
-        if (layer, sign) not in self.predicted:
-            self.predicted[layer, sign] = predictions_of(self.model, layer, norm=self.norm, sign=sign).top
-        return self.predicted[layer, sign]
+        found = predictions_of(self.model, layer, norm=self.norm, sign=sign, known=self.known)
+        self.known[layer, self.norm, sign] = found
+        return found.top
 
     def result(self, settings: dict[str, Any]) -> Result:
         rows = [

@@ -121,7 +121,7 @@ def _sources(index: Index) -> list[Any]:
 def _kept(index: Index) -> list[Sentence] | None:
     """The run's own sentences where its corpus is gone or was never a file."""
     names = index.manifest["corpus"]["sources"]
-    if all(name == POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
+    if all(name in POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
         return None
     table = index.table("sentences")
     columns = (table.column(name).to_pylist() for name in ("text", "tokens", "ends"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
 from ffmem.experiments.observe import quartiles
-from ffmem.experiments.substitution import Factors, Rule, substituted
+from ffmem.experiments.substitution import Factors, Rule, recorded, replayed, substituted
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
@@ -25,6 +25,8 @@ from ffmem.progress import Reporter, reporting
 from ffmem.results import Result
 from ffmem.words import CorpusError
 
+NORMALISED = 200
+"""Examples, each of which runs through the model twice for every layer."""
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Tokens a forward: a layer's scores and coefficients are held a few times over."""
 
@@ -34,7 +36,7 @@ def normaliser(
     index: Index,
     eval: Any = None,
     *,
-    examples: int = 400,
+    examples: int = NORMALISED,
     seed: int = 0,
     quiet: bool = False,
 ) -> Result:
@@ -48,13 +50,12 @@ def normaliser(
     bos = bool(index.manifest["settings"]["bos"])
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
     feeds = _feeds(drawn, loaded, bos)
-    everywhere = range(1, loaded.layers + 1)
+    watch = _Watch(loaded)
     with reporting("normalising", quiet=quiet) as reporter:
-        watch = _Watch(loaded)
-        runs = _Runs(loaded, feeds, reporter, 1 + len(RULES) * (len(index.layers) + 1))
-        base = runs.loss(everywhere, watch.see, watch)
-        alone = {name: [runs.loss([layer], rule) for layer in index.layers] for name, rule in RULES.items()}
-        together = {name: runs.loss(everywhere, rule) for name, rule in RULES.items()}
+        losses = _losses(loaded, feeds, index.layers, watch, reporter)
+    base = losses["base"]
+    alone = {name: [losses[name, layer] for layer in index.layers] for name in RULES}
+    together = {name: losses[name] for name in RULES}
     rows = []
     for at, layer in enumerate(index.layers):
         row: dict[str, Any] = {"layer": layer, "cells": loaded.cells[layer - 1]}
@@ -146,24 +147,25 @@ class _Watch:
             kept[factors.layer].append(effective_memories(m.reshape(len(wanted), -1)[wanted]).cpu().numpy())
 
 
-class _Runs:
-    """The same examples again and again, each time with other coefficients."""
+def _losses(model: MemoryModel, feeds: list[Feed], layers: list[int], watch: _Watch, reporter: Reporter) -> dict[Any, float]:
+    """Nats per token: of the model as it is ("base"), with a rule in every layer (its name), and in one (name, layer).
 
-    def __init__(self, model: MemoryModel, feeds: list[Feed], reporter: Reporter, total: int) -> None:
-        self.model, self.feeds, self.reporter = model, feeds, reporter
-        self.total, self.done = total * len(feeds), 0
-
-    def loss(self, layers: Iterable[int], rule: Rule, watch: _Watch | None = None) -> float:
-        """Nats per token with `rule`'s coefficients in these layers."""
-        lost = 0.0
-        with substituted(self.model, layers, rule):
-            for feed in self.feeds:
-                if watch is not None:
-                    watch.tokens = feed.tokens
-                lost += batch_loss(self.model, feed)
-                self.done += 1
-                self.reporter.update(self.done / self.total, f"{self.done:,} of {self.total:,} batches")
-        return lost / sum(len(feed.targets) for feed in self.feeds)
+    Batch by batch, so that what the untouched blocks below a layer give need not be computed again.
+    """
+    lost: dict[Any, float] = defaultdict(float)
+    everywhere = range(1, model.layers + 1)
+    for done, feed in enumerate(feeds):
+        watch.tokens = feed.tokens
+        with substituted(model, everywhere, watch.see), recorded(model) as outputs:
+            lost["base"] += batch_loss(model, feed)
+        for name, rule in RULES.items():
+            with substituted(model, everywhere, rule):
+                lost[name] += batch_loss(model, feed)
+            for layer in layers:
+                with replayed(model, outputs[: layer - 1]), substituted(model, [layer], rule):
+                    lost[name, layer] += batch_loss(model, feed)
+        reporter.update((done + 1) / len(feeds), f"{done + 1:,} of {len(feeds):,} batches")
+    return {of: total / sum(len(feed.targets) for feed in feeds) for of, total in lost.items()}
 
 
 @torch.inference_mode()

@@ -20,8 +20,16 @@ class Predictions:
     probability: Float[np.ndarray, " cells"]
 
 
-def predictions_of(model: MemoryModel, layer: int, *, norm: bool = False, sign: Sign = "+") -> Predictions:
+Known = dict[tuple[int, bool, Sign], Predictions]
+"""What values predict by layer, norm and sign: experiments that follow one another need not find it again."""
+
+
+def predictions_of(
+    model: MemoryModel, layer: int, *, norm: bool = False, sign: Sign = "+", known: Known | None = None
+) -> Predictions:
     """What the values of a layer (from 1) predict; with sign "-", what they promote at a negative coefficient."""
+    if known is not None and (layer, norm, sign) in known:
+        return known[layer, norm, sign]
     # Not `top`, which leaves open what comes first among equals: in half precision the best are often equal.
     log_prob, top = model.vocabulary.best(signed_values(model, layer, sign), norm=norm)
     return Predictions(top.cpu().numpy(), log_prob.exp().cpu().numpy())

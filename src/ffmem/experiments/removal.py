@@ -16,7 +16,7 @@ from ffmem.index.origin import BATCH_TOKENS
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
-from ffmem.progress import reporting
+from ffmem.progress import Reporter, reporting
 from ffmem.results import Result
 from ffmem.words import Cell, FfmemError, ModelError
 
@@ -38,36 +38,37 @@ def removal(
     """The relative change (m' - m)/m of a cell's coefficient when one token of its trigger is removed.
 
     `cells` random cells a layer, of those with a positive trigger, and up to `triggers` of their best; a row a layer and
-    kind of removal (first, last, random). The beginning-of-sentence token stays; `random` may hit the ends.
+    kind of removal (first, last, random). The beginning-of-sentence token stays; `random` may hit the ends: every token of
+    a prefix has the same chance, but two prefixes of one sentence often lose the same token (see `remove_tokens`).
     """
     for name, count in (("cells", cells), ("triggers", triggers)):
         if count < 1:
             raise FfmemError(f"expected {name} of at least 1, found {count}")
     loaded = model_of(index, model)
-    rows, every = [], []
+    chances = {layer: np.random.default_rng([seed, layer]) for layer in index.layers}
+    drawn = [draw_triggers(index, layer, cells=cells, triggers=triggers, chance=chances[layer]) for layer in index.layers]
     with reporting("removing tokens", quiet=quiet) as reporter:
-        for done, layer in enumerate(index.layers):
-            reporter.update(done / len(index.layers), f"layer {layer}")
-            chance = np.random.default_rng([seed, layer])
-            drawn = draw_triggers(index, layer, cells=cells, triggers=triggers, chance=chance)
-            found = remove_tokens(loaded, index, drawn, chance=chance)
-            every.append(found)
-            for kind in KINDS:
-                changes = found.changes(kind)
-                low, high = bootstrap(changes, chance)
-                mean, median = (float(of(changes)) if len(changes) else float("nan") for of in (np.mean, np.median))
-                row = {"layer": layer, "kind": kind, "mean": mean, "low": low, "high": high, "median": median}
-                rows.append(row | {"n": len(changes)})
+        every, sequences = remove_tokens(loaded, index, drawn, seed=seed, reporter=reporter)
+    rows = []
+    for found in every:
+        layer = found.drawn.layer
+        for kind in KINDS:
+            changes = found.changes(kind)
+            low, high = bootstrap(changes, chances[layer])
+            mean, median = (float(of(changes)) if len(changes) else float("nan") for of in (np.mean, np.median))
+            row = {"layer": layer, "kind": kind, "mean": mean, "low": low, "high": high, "median": median}
+            rows.append(row | {"n": len(changes)})
     settings = {
         "cells": cells,
         "triggers": triggers,
         "sign": "+",
         "bos": bool(index.manifest["settings"]["bos"]),
+        "random": "the token of the prefix that comes first in a random order of its sentence's tokens",
         "interval": f"95%, bootstrap of the mean over a layer's triggers, pooled over its cells, {RESAMPLES:,} resamples",
         "dtype": loaded.dtype_name,
         "device": loaded.device.type,
     }
-    return Result("removal", seed, settings, rows, _facts(loaded, every, cells, triggers)).saved(index)
+    return Result("removal", seed, settings, rows, _facts(loaded, every, cells, triggers, sequences)).saved(index)
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,6 @@ class Removed:
     """The coefficient of the whole prefix, computed again."""
     without: dict[str, Float[np.ndarray, " kept"]]
     """The coefficient at the new last position, by kind."""
-    sequences: int
-    """Different sequences that were run."""
 
     @property
     def usable(self) -> np.ndarray:
@@ -140,48 +139,89 @@ def draw_triggers(index: Index, layer: int, *, cells: int, triggers: int, chance
     )
 
 
-def remove_tokens(model: MemoryModel, index: Index, drawn: Drawn, *, chance: np.random.Generator) -> Removed:
-    """Run every prefix and what is left of it, equal sequences once, and read the drawn cells' coefficients."""
-    kept = np.flatnonzero(drawn.position > 1)
-    lengths = drawn.position[kept]
-    at = chance.integers(0, lengths)
-    sentences = index.sentences(drawn.row[kept].tolist())
-    numbers: dict[bytes, int] = {}
+def remove_tokens(
+    model: MemoryModel, index: Index, drawn: list[Drawn], *, seed: int, reporter: Reporter | None = None
+) -> tuple[list[Removed], int]:
+    """Run the triggers' sentences and what is left of them, and read the drawn cells; also how many sequences were run.
 
-    def number(ids: np.ndarray) -> int:
-        return numbers.setdefault(ids.tobytes(), len(numbers))
-
-    sequence = np.zeros((4, len(kept)), np.int64)
-    for column, (row, length, random) in enumerate(zip(drawn.row[kept].tolist(), lengths, at, strict=True)):
-        ids = np.array(sentences[row]["tokens"][:length], np.int64)
-        whole = number(ids)
-        # A causal model's run of the prefix holds its own run without the last token.
-        left = whole if random == length - 1 else number(np.delete(ids, random))
-        sequence[:, column] = whole, number(ids[1:]), whole, left
-    position = np.stack([lengths, *[lengths - 1] * len(KINDS)])
+    A causal model's run of a sentence holds those of all its prefixes, and of a prefix without its last token; a run
+    without the first token serves all prefixes alike. So that few runs serve the random removals too, each sentence
+    has one random order of its tokens, and a prefix loses the one that comes first in it: any with the same chance, and
+    mostly the same for a sentence's prefixes.
+    """
+    kept = [np.flatnonzero(one.position > 1) for one in drawn]
+    row, length, cell = (
+        np.concatenate([getattr(one, name)[which] for one, which in zip(drawn, kept, strict=True)])
+        for name in ("row", "position", "cell")
+    )
+    layer = np.repeat([one.layer for one in drawn], [len(which) for which in kept])
+    sentences = index.sentences(row.tolist())
+    runs = _Runs()
+    sequence, at = np.zeros((4, len(row)), np.int64), np.zeros(len(row), np.int64)
+    by_row = np.argsort(row, kind="stable")
+    for own in np.split(by_row, np.flatnonzero(np.diff(row[by_row])) + 1) if len(row) else []:
+        found = sentences[int(row[own[0]])]
+        ids = np.array(found["tokens"][: int(length[own].max())], np.int64)
+        order = np.random.default_rng([seed, found["sentence"]]).random(len(ids))
+        whole, first = runs.number(ids), runs.number(ids[1:])
+        # At each token, which one so far comes first in the order.
+        at[own] = np.maximum.accumulate(np.where(order == np.minimum.accumulate(order), np.arange(len(ids)), 0))[
+            length[own] - 1
+        ]
+        for lost in np.unique(at[own]).tolist():
+            those = own[at[own] == lost]
+            inside = those[length[those] > lost + 1]
+            left = first if lost == 0 else whole
+            if len(inside) and lost:
+                left = runs.number(np.delete(ids[: int(length[inside].max())], lost))
+            sequence[3, inside] = left
+            sequence[3, those[length[those] == lost + 1]] = whole
+        sequence[:3, own] = np.array([whole, first, whole])[:, None]
     m, *without = read_coefficients(
         model,
-        drawn.layer,
-        [np.frombuffer(ids, np.int64) for ids in numbers],
+        runs.sequences,
         sequence=sequence.ravel(),
-        position=position.ravel(),
-        cell=np.tile(drawn.cell[kept], len(sequence)),
+        position=np.stack([length, *[length - 1] * len(KINDS)]).ravel(),
+        layer=np.tile(layer, len(sequence)),
+        cell=np.tile(cell, len(sequence)),
         bos=model.bos if index.manifest["settings"]["bos"] else None,
+        reporter=reporter,
     ).reshape(sequence.shape)
-    return Removed(drawn, kept, at, m, dict(zip(KINDS, without, strict=True)), len(numbers))
+    ends = np.cumsum([len(which) for which in kept])[:-1]
+    parts = zip(*(np.split(array, ends) for array in (at, m, *without)), strict=True)
+    every = [
+        Removed(one, which, lost, own, dict(zip(KINDS, others, strict=True)))
+        for one, which, (lost, own, *others) in zip(drawn, kept, parts, strict=True)
+    ]
+    return every, len(runs.sequences)
+
+
+class _Runs:
+    """Different sequences, numbered."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+
+    def number(self, ids: Int[np.ndarray, " pos"]) -> int:
+        return self.numbers.setdefault(ids.tobytes(), len(self.numbers))
+
+    @property
+    def sequences(self) -> list[Int[np.ndarray, " pos"]]:
+        return [np.frombuffer(ids, np.int64) for ids in self.numbers]
 
 
 def read_coefficients(
     model: MemoryModel,
-    layer: int,
     sequences: list[np.ndarray],
     *,
     sequence: Int[np.ndarray, " n"],
     position: Int[np.ndarray, " n"],
+    layer: Int[np.ndarray, " n"],
     cell: Int[np.ndarray, " n"],
     bos: int | None,
+    reporter: Reporter | None = None,
 ) -> Float[np.ndarray, " n"]:
-    """One layer's coefficient of `cell` behind the first `position` tokens of a sequence, for many at once."""
+    """The coefficient of a layer's cell behind the first `position` tokens of a sequence, for many at once."""
     start = 0 if bos is None else 1
     lengths = np.array([len(ids) for ids in sequences], np.int64)
     found = np.full(len(sequence), np.nan)
@@ -189,24 +229,28 @@ def read_coefficients(
     begins = np.searchsorted(sequence[order], np.arange(len(sequences) + 1))
     wanted: tuple[np.ndarray, np.ndarray, np.ndarray] = (order, order, order)
 
-    def visit(_: int, m: Tensor) -> None:
-        which, row, column = wanted
+    def visit(number: int, m: Tensor) -> None:
+        which, row, column = (part[layer[wanted[0]] == number] for part in wanted)
         places = (torch.from_numpy(part).to(m.device) for part in (row, column, cell[which]))
         found[which] = m[tuple(places)].double().cpu().numpy()
 
-    with model.reading(visit, [layer]) as forward:
-        for rows in plan_batches(lengths + start, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])):
-            ids = np.full((len(rows), start + int(lengths[rows].max())), bos or 0, np.int64)
-            for row, number in enumerate(rows.tolist()):
-                ids[row, start : start + lengths[number]] = sequences[number]
-            reads = [order[begins[number] : begins[number + 1]] for number in rows.tolist()]
-            which = np.concatenate(reads)
-            row_of = np.repeat(np.arange(len(rows)), [len(part) for part in reads])
-            wanted = (which, row_of, position[which] - 1 + start)
+    batches = plan_batches(lengths + start, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"]))
+    for done, rows in enumerate(batches, 1):
+        ids = np.full((len(rows), start + int(lengths[rows].max())), bos or 0, np.int64)
+        for row, number in enumerate(rows.tolist()):
+            ids[row, start : start + lengths[number]] = sequences[number]
+        reads = [order[begins[number] : begins[number + 1]] for number in rows.tolist()]
+        which = np.concatenate(reads)
+        row_of = np.repeat(np.arange(len(rows)), [len(part) for part in reads])
+        wanted = (which, row_of, position[which] - 1 + start)
+        with model.reading(visit, np.unique(layer[which]).tolist()) as forward:
             forward(torch.from_numpy(ids))
-    if not np.isfinite(found).all():
+        if reporter:
+            reporter.update(done / len(batches), f"{done:,} of {len(batches):,} batches")
+    if len(odd := np.flatnonzero(~np.isfinite(found))):
         raise ModelError(
-            f"layer {layer} gives coefficients that are not finite in {model.dtype_name}: try --dtype float32 or bfloat16"
+            f"layer {layer[odd].min()} gives coefficients that are not finite in {model.dtype_name}: "
+            "try --dtype float32 or bfloat16"
         )
     return found
 
@@ -228,7 +272,7 @@ def bootstrap(values: Float[np.ndarray, " n"], chance: np.random.Generator) -> t
     return float(low), float(high)
 
 
-def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int) -> dict[str, Any]:
+def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int, sequences: int) -> dict[str, Any]:
     """What was left out and why, and whether this model gives the coefficients that the index holds."""
     differences = np.concatenate([found.differences for found in every])
     names = [str(Cell(found.drawn.layer, int(cell))) for found in every for cell in found.drawn.cell[found.kept]]
@@ -244,7 +288,7 @@ def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int) 
         "triggers_used": sum(int(found.usable.sum()) for found in every),
         "random_hit_first": sum(int((found.at == 0).sum()) for found in every),
         "random_hit_last": sum(int((found.at == found.drawn.position[found.kept] - 1).sum()) for found in every),
-        "sequences_run": sum(found.sequences for found in every),
+        "sequences_run": sequences,
         "largest_difference_from_index": float(differences[worst]) if worst is not None else float("nan"),
         "largest_difference_at": names[worst] if worst is not None else None,
         "median_difference_from_index": float(np.median(differences)) if worst is not None else float("nan"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from ffmem.experiments.activity import Activity
 from ffmem.experiments.agreement import agreement
 from ffmem.experiments.composition import Composition
 from ffmem.experiments.examples import EXAMPLES
-from ffmem.experiments.normaliser import normaliser
+from ffmem.experiments.normaliser import NORMALISED, normaliser
 from ffmem.experiments.observe import Observer, follow
+from ffmem.experiments.predictions import Known
 from ffmem.experiments.refinement import Refinement
 from ffmem.experiments.removal import removal
 from ffmem.index.reader import Index, open_index
@@ -19,12 +21,7 @@ from ffmem.index.values import model_of
 from ffmem.results import Result
 from ffmem.words import FfmemError
 
-FOLLOWED: dict[str, Callable[..., Observer]] = {
-    "activity": Activity,
-    "composition": Composition,
-    "refinement": Refinement,
-}
-NAMES = ("removal", "agreement", *FOLLOWED, "normaliser")
+NAMES = ("removal", "agreement", "activity", "composition", "refinement", "normaliser")
 
 
 def run_experiments(
@@ -51,9 +48,15 @@ def run_experiments(
     loaded = model_of(index, model, **load)
     if "removal" in wanted:
         yield removal(loaded, index, cells=cells, seed=seed, quiet=quiet)
+    known: Known = {}
     if "agreement" in wanted:
-        yield agreement(loaded, index, seed=seed, quiet=quiet)
-    if followed := [make for name, make in FOLLOWED.items() if name in wanted]:
-        yield from follow(loaded, index, followed, eval, examples=examples, seed=seed, quiet=quiet)
+        yield agreement(loaded, index, seed=seed, quiet=quiet, known=known)
+    followed: dict[str, Callable[..., Observer]] = {
+        "activity": Activity,
+        "composition": partial(Composition, known=known),
+        "refinement": Refinement,
+    }
+    if makers := [make for name, make in followed.items() if name in wanted]:
+        yield from follow(loaded, index, makers, eval, examples=examples, seed=seed, quiet=quiet)
     if "normaliser" in wanted:
-        yield normaliser(loaded, index, eval, examples=min(examples, 400), seed=seed, quiet=quiet)
+        yield normaliser(loaded, index, eval, examples=min(examples, NORMALISED), seed=seed, quiet=quiet)

@@ -38,6 +38,39 @@ def substituted(model: MemoryModel, layers: Iterable[int], rule: Rule) -> Iterat
         yield
 
 
+@contextmanager
+def recorded(model: MemoryModel) -> Iterator[list[Any]]:
+    """What every block gives in the one forward made inside, as it gives it."""
+    outputs: list[Any] = []
+
+    def keep(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        outputs.append(output)
+
+    with hooked(*(partial(block.register_forward_hook, keep) for block in model.blocks)):
+        yield outputs
+
+
+@contextmanager
+def replayed(model: MemoryModel, outputs: list[Any]) -> Iterator[None]:
+    """Run the model inside with its first blocks giving these outputs of an earlier forward instead of computing them.
+
+    For the same ids: a change in a layer reaches nothing below it.
+    """
+    blocks = model.blocks[: len(outputs)]
+    # A package that spreads a model over devices puts a forward of its own on each block.
+    own = [block.__dict__.get("forward") for block in blocks]
+    try:
+        for block, output in zip(blocks, outputs, strict=True):
+            block.forward = lambda *_, output=output, **__: output  # type: ignore[method-assign]
+        yield
+    finally:
+        for block, before in zip(blocks, own, strict=True):
+            if before is None:
+                block.__dict__.pop("forward", None)
+            else:
+                block.forward = before
+
+
 def _installs(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Callable[[], Any]]:
     """Hooks of one layer: keep what the key and up matrices give, and change what enters the value matrix."""
     family, block = model.family, model.blocks[layer - 1]
