@@ -30,12 +30,13 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/index.py --loop -o docs/benchmark.json
 	$(BIN)/python benchmarks/index.py --memory -o docs/benchmark.json
 	$(BIN)/python -m benchmarks.table
+	$(BIN)/python -m benchmarks.card
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[report]'
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt

@@ -45,13 +45,12 @@ def _list(result: dict[str, Any]) -> str:
     return ", ".join(map(str, result["batch_quartiles"]))
 
 
-def write_page() -> None:
-    """Put the table between the markers of docs/benchmark.md."""
-    page = MEASURED.with_suffix(".md")
+def put_between_markers(page: Path, measured: str) -> None:
+    """What was measured, in the place that a page has for it."""
     before, _, rest = page.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", "utf-8")
+    page.write_text(f"{before}{BEGIN}\n{measured}\n{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":
-    write_page()
+    put_between_markers(MEASURED.with_suffix(".md"), table())

@@ -62,3 +62,9 @@ def test_the_benchmark_page_shows_the_numbers_that_were_measured():
     from benchmarks.table import table
 
     assert table() in (DOCS / "benchmark.md").read_text("utf-8")
+
+
+def test_the_bundled_models_card_shows_the_numbers_that_were_measured():
+    from benchmarks.card import card
+
+    assert card() in (DOCS / "wiki16.md").read_text("utf-8")

@@ -1,146 +1,151 @@
-"""The demonstration: a tiny model trained on a tiny text on the spot, indexed, and its clearest memories shown."""
+"""The demonstration: the bundled model reads the bundled text; its clearest memories, and the paper's questions to it."""
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
-from collections import Counter
 from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ffmem.index.pages import shown_token, visible
-from ffmem.progress import reporting
+from ffmem.words import Cell, FfmemError
 
 if TYPE_CHECKING:
     from ffmem.index.reader import CellView, Index
-    from ffmem.model.memories import MemoryModel
+    from ffmem.results import Result
 
-CAPITALS = {
-    "France": "Paris",
-    "Spain": "Madrid",
-    "Norway": "Oslo",
-    "Japan": "Tokyo",
-    "Egypt": "Cairo",
-    "Peru": "Lima",
-    "Cuba": "Havana",
-    "Kenya": "Nairobi",
-}
-CALLS = {"dog": "barks", "cat": "meows", "lion": "roars", "duck": "quacks", "horse": "neighs", "wolf": "howls"}
-SEASONS = {"winter": "snow", "spring": "rain", "summer": "sun", "autumn": "wind"}
-STEPS = 300
-SHOWN = 6
-
-
-def demo_sentences(count: int = 1500, seed: int = 0) -> list[str]:
-    """Sentences from a few patterns, each a fact that a memory can hold."""
-    chooser = random.Random(seed)
-    sentences = []
-    for _ in range(count):
-        country, animal, season = (chooser.choice(list(facts)) for facts in (CAPITALS, CALLS, SEASONS))
-        sentences.append(
-            chooser.choice(
-                [
-                    f"The capital of {country} is {CAPITALS[country]} .",
-                    f"We went to {CAPITALS[country]} , the capital of {country} .",
-                    f"At night the {animal} {CALLS[animal]} .",
-                    f"A {animal} in {country} {CALLS[animal]} .",
-                    f"In {season} there is much {SEASONS[season]} in {country} .",
-                    f"The {season} in {CAPITALS[country]} brings {SEASONS[season]} .",
-                ]
-            )
-        )
-    return sentences
-
-
-def demo_model(sentences: list[str], *, seed: int = 0, quiet: bool = False) -> MemoryModel:
-    """A two-layer GPT-2 with ReLU memories, trained on the sentences in a few seconds."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    from ffmem.model.loading import load_model
-
-    names = ["</s>", *sorted({word for sentence in sentences for word in sentence.split()})]
-    words = Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token="</s>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="</s>", eos_token="</s>")
-    torch.manual_seed(seed)
-    shape = {"n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4, "activation_function": "relu"}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(names), bos_token_id=0, eos_token_id=0, **shape))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    ids = [torch.tensor([0, *tokenizer(sentence)["input_ids"], 0]) for sentence in sentences]
-    chooser = random.Random(seed)
-    with reporting("training a tiny model", quiet=quiet) as reporter:
-        for step in range(STEPS):
-            rows = chooser.choices(ids, k=64)
-            inputs = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in rows], batch_first=True)
-            targets = torch.nn.utils.rnn.pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=-100)
-            logits = model(input_ids=inputs, use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            reporter.update(step / STEPS, f"loss {loss.item():.2f}")
-    model.config._name_or_path = "demo"
-    return load_model(model.eval(), tokenizer=tokenizer)
+MODEL = "wiki16"
+CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
+TOP = 20
+EXAMPLES, CELLS = 200, 2
+"""Prefixes to follow, and cells a layer whose triggers have tokens removed: a taste of the paper's 4,000 and 100."""
+SHOWN, A_LAYER = 6, 1
+"""Cells to show, in all and of a layer."""
+LEAST = 5
+"""Triggers with a next token that a cell must have to be shown."""
+AGREEING = 0.3
+"""The share of them that must agree."""
 
 
 def agreement(view: CellView) -> float:
     """The share of a cell's triggers whose next token is its value's top token; the paper's agreement, over all triggers."""
-    said = view.value.top(1)[0].token
+    said = view.value.top(1)[0].token.strip()
     nexts = [trigger.next.strip() for trigger in view.triggers if trigger.next]
-    return nexts.count(said.strip()) / len(nexts) if len(nexts) >= 5 else 0.0
+    return nexts.count(said) / len(nexts) if nexts else 0.0
 
 
 def worth_seeing(index: Index, count: int = SHOWN) -> list[CellView]:
-    """The cells whose value best agrees with what follows their triggers, rare words first, a different word each.
+    """The cells whose value best agrees with what follows their triggers, rare words first: each another word.
 
-    The score is the agreement times the word's surprise, -log of its share among all sentences' words.
+    The score is the agreement times the word's surprise, -log of its share among all tokens of the kept sentences. It needs
+    the values in the run.
     """
-    words = Counter(word for row in index.table("sentences").column("text").to_pylist() for word in row.split())
+    from ffmem.experiments.next_tokens import next_tokens, token_counts
 
-    def score(view: CellView) -> float:
-        share = words[view.value.top(1)[0].token.strip()] / words.total()
-        return agreement(view) * -log(share) if share else 0.0
-
-    found: dict[str, CellView] = {}
-    for view in sorted(index, key=lambda view: (-score(view), view.cell)):
-        found.setdefault(view.value.top(1)[0].token, view)
+    promoted = index.table("values").column("promoted")
+    said = np.concatenate([chunk.values.to_numpy()[chunk.offsets.to_numpy()[:-1]] for chunk in promoted.chunks])
+    counts = token_counts(index, len(index.table("tokens")))
+    surprise = np.where(counts > 0, log(counts.sum()) - np.log(np.maximum(1, counts)), 0.0)
+    scores = np.zeros(len(index))
+    for layer in index.layers:
+        first = index[Cell(layer, 0)].row
+        tokens = next_tokens(index, layer)
+        own = said[first : first + tokens.cells]
+        agreeing = (tokens.ids == own[:, None]).sum(1) / np.maximum(1, tokens.judged)
+        good = (tokens.judged >= LEAST) & (agreeing >= AGREEING)
+        scores[first : first + tokens.cells] = agreeing * surprise[own] * good
+    cells = list(zip(*(index.table("cells").column(name).to_pylist() for name in ("layer", "index")), strict=True))
+    found: list[CellView] = []
+    for row in np.argsort(-scores, kind="stable").tolist():
+        layer, number = cells[row]
+        others = [other for other in found if other.cell.layer == layer]
+        if scores[row] > 0 and len(others) < A_LAYER and all(said[row] != said[other.row] for other in found):
+            found.append(index[Cell(layer, number)])
         if len(found) == count:
             break
-    return list(found.values())
+    return sorted(found, key=lambda view: view.cell)
 
 
 def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
-    """Train, index, project the values, and print the cells worth seeing. Returns the index."""
-    from ffmem.index.build import build_index, threads
+    """Index, project the values, print the cells worth seeing, run the experiments, write the report. Returns the index."""
+    from ffmem.experiments.run import run_experiments
+    from ffmem.index.build import build_index
     from ffmem.index.values import values
+    from ffmem.model.loading import load_model
 
-    sentences = demo_sentences()
     run = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="ffmem-demo-")) / "run"
-    with threads(1):  # matrices this small are slower with more
-        model = demo_model(sentences, quiet=quiet)
-        index = build_index(model, sentences, out=run, unit="line", top=20, quiet=quiet)
+    model = load_model(MODEL)
+    index = build_index(model, CORPUS, out=run, top=TOP, quiet=quiet)
+    if not index.has_values:
         index = values(index, model, top=10, quiet=quiet)
-    _print(index, quiet)
+    _print_cells(index)
+    results = list(run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet))
+    _print_claims({result.experiment: result for result in results})
+    page = _page(index)
+    if not quiet:
+        _print_next(index, page)
     return index
 
 
-def _print(index: Index, quiet: bool) -> None:
+def _print_cells(index: Index) -> None:
     counts = index.counts
     print(
-        f"A model of {counts['cells']} memory cells read {counts['sentences']:,} sentences. These are the cells whose "
-        "value predicts what follows their triggers, surprising words first:\n"
+        f"{MODEL}, a language model of {counts['cells']:,} memory cells, has read {counts['sentences']:,} sentences of a "
+        "pocket encyclopedia.\nThese are cells whose value promotes what really follows their triggers, one a layer:\n"
     )
     for view in worth_seeing(index):
         said = view.value.top(1)[0]
         print(f"{view.name}  promotes {shown_token(said.token)}  (agrees with {agreement(view):.0%} of its triggers)")
         for trigger in view.triggers[:4]:
-            print(f"    {trigger.coefficient:5.2f}  {visible(trigger.prefix)} ▸ {shown_token(trigger.next)}")
+            print(f"  {trigger.coefficient:6.2f}  {_end(visible(trigger.prefix))} ▸ {shown_token(trigger.next)}")
         print()
-    if not quiet:
-        print(f"Next: ffmem info {index.path}", file=sys.stderr)
-        print(f"      ffmem show {index.path} L2D0", file=sys.stderr)
-        print("      ffmem index MODEL TEXT -o RUN   with a model and a text of your own", file=sys.stderr)
+
+
+def _end(text: str, width: int = 90) -> str:
+    """The end of a text, since that is what fires a cell."""
+    return text if len(text) <= width else "…" + text[-width:].partition(" ")[2]
+
+
+def _print_claims(results: dict[str, Result]) -> None:
+    """How the paper's claims fared, and the clearest of its curves."""
+    from ffmem.reports.claims import judge_claims
+
+    verdicts = [claim.verdict for claim in judge_claims(results)]
+    held, judged = verdicts.count("holds"), len(verdicts) - verdicts.count("not measured")
+    print(
+        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index: {held} of its {judged} claims "
+        "hold.\n"
+        "The residual stream already predicts what the model will say, layer by layer:"
+    )
+    for row in results["refinement"].rows:
+        share = row["residual_matches_output"]
+        print(f"  layer {row['layer']:2}  {'█' * round(40 * share)} {share:.0%}")
+    print()
+
+
+def _page(index: Index) -> Path | None:
+    """The report, where what draws it is installed."""
+    from ffmem.reports.page import report
+
+    try:
+        return report(index)
+    except FfmemError as error:
+        print(f"No report: {error}", file=sys.stderr)
+        return None
+
+
+def _print_next(index: Index, page: Path | None) -> None:
+    name = next((view.name for view in worth_seeing(index, 1)), str(Cell(index.layers[-1], 0)))
+    steps = {
+        f"ffmem show {index.path} {name}": "a cell in full; any other works too",
+        f"ffmem experiments {index.path} --eval {HELD_OUT}": "the experiments with samples of the paper's size",
+        "ffmem index MODEL TEXT -o RUN": "a model and a text of your own",
+    }
+    if page:
+        print(f"The report, every figure beside the paper's: {page}", file=sys.stderr)
+    print("Next:", file=sys.stderr)
+    for command, what in steps.items():
+        print(f"  {command}   # {what}", file=sys.stderr)

@@ -147,14 +147,3 @@ def test_the_version_is_the_package_s(capsys):
     import ffmem
 
     assert call(capsys, "--version")[1] == f"ffmem {ffmem.__version__}\n"
-
-
-def test_the_demo_shows_cells_that_agree_with_their_triggers(capsys, tmp_path, monkeypatch):
-    import ffmem.demonstration
-
-    monkeypatch.setattr(ffmem.demonstration, "STEPS", 120)
-    code, out, err = call(capsys, "demo", "-o", tmp_path / "run")
-    assert code == 0
-    assert out.count("promotes") == ffmem.demonstration.SHOWN
-    assert "agrees with 100% of its triggers" in out
-    assert "Next: ffmem info" in err

@@ -307,7 +307,17 @@ def test_the_pocket_text_comes_with_the_package_under_its_name(read, tmp_path, m
     assert sum(len(record.split()) for record in records) > 60_000
 
 
-def test_a_file_called_pocket_goes_before_the_text_of_the_package(read, tmp_path, monkeypatch):
+def test_its_parts_are_every_tenth_article_and_the_others(read):
+    whole, _ = read("pocket")
+    most, skipped = read("pocket:9/10")
+    rest, skipped_too = read("pocket:1/10")
+    assert (skipped["headings"], skipped_too["headings"]) == (504, 55)
+    assert sorted(most + rest) == sorted(whole)
+    assert rest[0] == whole[whole.index(rest[0])] != most[0] == whole[0]
+
+
+def test_a_file_called_pocket_is_named_by_its_path(read, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pocket").write_text("mine\n")
-    assert read("pocket")[0] == ["mine"]
+    assert read("./pocket")[0] == ["mine"]
+    assert len(read("pocket")[0]) > 1

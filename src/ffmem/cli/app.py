@@ -31,7 +31,8 @@ app = typer.Typer(
 
     Start with `ffmem demo`, or with your own model and text:
 
-    `ffmem index gpt2 wiki.txt -o runs/gpt2`, then `ffmem values runs/gpt2`, then `ffmem show runs/gpt2 L11D1203`
+    `ffmem index gpt2 wiki.txt -o runs/gpt2`, then `ffmem values runs/gpt2`, then `ffmem show runs/gpt2 L11D1203`.
+    A model (`wiki16`) and a text (`pocket`) come with it.
     """,
 )
 
@@ -57,13 +58,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def index(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id, a folder, or a .gguf file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")],
     corpus: Annotated[
         list[str],
         typer.Argument(
             metavar="CORPUS...",
             help="Text, WikiText, .jsonl or .parquet files (text also .gz .xz .zst), or "
-            "`hf:ID,config=C,split=S,column=NAME` for a Hugging Face dataset.",
+            "`hf:ID,config=C,split=S,column=NAME` for a Hugging Face dataset, or `pocket`, which comes with ffmem.",
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="The run folder to make.", show_default=False)],
@@ -93,7 +94,7 @@ def index(
     stats: Annotated[
         str,
         typer.Option(
-            help="Moments and histograms of all tokens (`full`), of every 16th (`sample`), or `off`; `auto` by size."
+            help="Moments and histograms of all tokens (`full`), of a fixed sample (`sample`), or `off`; `auto` by size."
         ),
     ] = "auto",
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
@@ -373,7 +374,11 @@ def demo(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tiny model on a tiny text on the spot, index it, and show memories worth seeing."""
+    """See it work, offline: the bundled model reads the bundled text.
+
+    Indexes `wiki16` over nine tenths of `pocket`, shows memories worth seeing, runs the paper's experiments on small samples
+    of the other tenth, and writes the report. Takes two to three minutes on two cores.
+    """
     from ffmem.demonstration import demo as run_demo
 
     run_demo(out, quiet=quiet)

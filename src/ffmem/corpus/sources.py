@@ -21,8 +21,9 @@ from ffmem.words import CorpusError
 
 PACKED = (".gz", ".xz", ".zst")
 LINES_OF_JSON = (".jsonl", ".ndjson")
-POCKET = "pocket"
-"""The name of the text that comes with ffmem: a pocket encyclopedia of 559 articles."""
+POCKET = {"pocket": (True, True), "pocket:9/10": (True, False), "pocket:1/10": (False, True)}
+"""The names of the text that comes with ffmem, a pocket encyclopedia of 559 articles: all of them, all but every tenth,
+and every tenth. True is for what is read: of the nine, of the tenth."""
 
 
 @runtime_checkable
@@ -97,6 +98,21 @@ class TextFile:
                 skipped["headings"] += 1
             else:
                 yield line
+
+
+@dataclass
+class Pocket(TextFile):
+    """The text that comes with ffmem, or a part of its articles."""
+
+    path: Path = field(default_factory=lambda: Path(__file__).with_name("pocket.txt"))
+    title: str = "pocket"
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        article = 0
+        for number, line in super().lines():
+            article += is_heading(line)
+            if POCKET[self.title][article % 10 == 0]:
+                yield number, line
 
 
 @dataclass
@@ -278,13 +294,13 @@ def open_source(spec: str | Path | Source, *, column: str = "text", headings: bo
         return spec
     if isinstance(spec, str) and spec.startswith("hf:"):
         return Dataset.parse(spec, column)
+    if isinstance(spec, str) and spec in POCKET:
+        return Pocket(headings=headings, title=spec)
     path = Path(spec).expanduser()
-    if spec == POCKET and not path.exists():
-        return TextFile(Path(__file__).with_name("pocket.txt"), headings=headings, title=POCKET)
     if path.is_dir():
         raise CorpusError(f"{path} is a folder: give its files, for instance {path}/*.txt")
     if not path.is_file():
-        raise CorpusError(f"{path}: no such file; the text that comes with ffmem is called {POCKET}")
+        raise CorpusError(f"{path}: no such file; the text that comes with ffmem is called pocket")
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
     kind = suffixes[-1] if suffixes else ""
     if kind == ".parquet":

@@ -1,4 +1,4 @@
-"""Load a model: a Hugging Face id, a folder, a GGUF file, or a module in memory."""
+"""Load a model: the bundled one, a Hugging Face id, a folder, a GGUF file, or a module in memory."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ DTYPES = {
     "float16": torch.float16,
     "fp16": torch.float16,
 }
+BUNDLED = {"wiki16": Path(__file__).with_name("wiki16")}
+"""Models that come with ffmem, by their names."""
 
 
 def load_model(
@@ -42,10 +44,10 @@ def load_model(
 ) -> MemoryModel:
     """Load a causal transformer and check that its memories can be read.
 
-    `source` is a Hugging Face id, a local folder (the original model as fairseq wrote it too), a `.gguf` file, or a
-    `PreTrainedModel` in memory (with its `tokenizer`). `device="auto"` takes a GPU where there is one; `dtype="auto"` is
-    float32 on a CPU and the checkpoint's own on a GPU. A model in memory stays where and as it is, in eval mode; no weight
-    is ever changed.
+    `source` is `wiki16`, which comes with ffmem, a Hugging Face id, a local folder (the original model as fairseq wrote
+    it too), a `.gguf` file, or a `PreTrainedModel` in memory (with its `tokenizer`). `device="auto"` takes a GPU where
+    there is one; `dtype="auto"` is float32 on a CPU and the checkpoint's own on a GPU. A model in memory stays where and
+    as it is, in eval mode; no weight is ever changed.
     """
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
@@ -96,7 +98,9 @@ def load_model(
 
 
 def known_name(source: str | Path) -> str:
-    """An id as it is; a local folder or file by its absolute path, so that a run can find it again."""
+    """A bundled model's name or an id as it is; a local folder or file by its absolute path, for a run to find it again."""
+    if source in BUNDLED:
+        return str(source)
     try:
         path = Path(source).expanduser()
     except RuntimeError as error:
@@ -111,14 +115,14 @@ def known_name(source: str | Path) -> str:
 
 def stored_model(name: str, revision: str | None = None, device_map: str | None = None) -> tuple[Any, Any]:
     """Model and tokenizer in the dtype they were stored in."""
-    if is_fairseq(Path(name)):
-        return load_fairseq(name)
+    folder = str(BUNDLED.get(name, name))
+    if is_fairseq(Path(folder)):
+        return load_fairseq(folder)
     where: dict[str, Any] = {"revision": revision} if revision else {}
-    folder = name
     if name.endswith(".gguf"):
         where["gguf_file"] = Path(name).name
         folder = str(Path(name).parent)
-    elif Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+    elif Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
         raise ModelError(
             f"{name}: expected config.json and weights of a transformers model, or fairseq's model.pt and dict.txt, "
             "found no config.json"
