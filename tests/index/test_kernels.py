@@ -10,12 +10,19 @@ from ffmem.corpus.tokens import prefix_keys
 from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch
 from tests.tiny import tiny_model
 
-pytest.importorskip("triton")
+kernels = pytest.importorskip("ffmem.index.kernels")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-CELLS, T = 6, 3
+CELLS, T = 3, 3
 
 
-def make_batch(seed: int, rows: int = 11, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """An interpreter runs one after the other."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(kernels, "SETTLERS", 2)
+
+
+def make_batch(seed: int, rows: int = 7, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
     """Few different words, so that many prefixes are equal."""
     chance = np.random.default_rng(seed)
     lengths = np.sort(chance.integers(2, width + 1, rows))
@@ -50,8 +57,8 @@ def assert_same(one: LayerCollector, two: LayerCollector) -> None:
 @pytest.mark.parametrize(("distinct", "negative", "start"), [("text", True, 1), ("sentence", True, 0), ("text", False, 0)])
 def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_included(dtype, distinct, negative, start):
     plain, fused = (collector(fused=way, distinct=distinct, negative=negative) for way in (False, True))
-    for seed in range(4):
-        batch = make_batch(seed, start=start, first=100 * ((seed * 7) % 4))  # not in the order of the corpus
+    for seed in range(3):
+        batch = make_batch(seed, start=start, first=100 * ((seed * 2) % 3))  # not in the order of the corpus
         m, on = coefficients(seed, batch, dtype), DeviceBatch(batch, DEVICE)
         plain.add(m, on)
         fused.add(m, on)
@@ -109,7 +116,7 @@ def test_what_is_not_finite_is_noticed(odd):
 
 def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenizer):
     model = load_model(tiny_model("gpt2").to(DEVICE), tokenizer=tokenizer)
-    batches = [make_batch(seed, rows=8, width=6, first=8 * seed, words=30) for seed in range(2)]
+    batches = [make_batch(seed, rows=2, width=6, first=2 * seed, words=30) for seed in range(2)]
     found = []
     for fused in (False, True):
         collectors = {
@@ -117,6 +124,7 @@ def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenize
                 layer, cells, t=T, distinct="text", negative=False, every=0, device=model.device, fused=fused
             )
             for layer, cells in enumerate(model.cells, 1)
+            if layer != 1
         }
         for batch in batches:
             read_batch(model, batch, collectors)

@@ -1,9 +1,10 @@
 """The fused filter on a GPU: one read of a layer's coefficients, survivors set aside, nothing told to the host.
 
 Every cell has a row of room for t + w hits: the first t are its triggers so far, sorted; behind them wait up to w
-survivors. `sift` reads a batch once and puts every hit that passes its cell's threshold into the waiting places;
-`merge` lets them in. Both are exact and free of order: a hit that finds no place raises a flag, and its batch is read
-again by the plain path (`top.best_of_rows`), which is also what the tests compare with.
+survivors. `_sift` reads a batch once and notes every hit that passes its cell's threshold, `_settle` gives those few
+their waiting places, and `_merge` lets them in now and then. All is exact and free of order: a hit that finds no place
+raises a flag, and its batch is read again by the plain path (`top.best_of_rows`), which is also what the tests compare
+with.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from torch import Tensor
 from ffmem.index.statistics import Statistics
 from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, TopTriggers
 
-ROWS = 4
-"""Sentences that one program reads."""
-BLOCK = 128
-"""Cells that one program reads."""
-COLUMNS = 16
-"""Prefixes that it reads at a time."""
-WARPS = 4
+ROWS, BLOCK, COLUMNS = 4, 256, 8
+"""Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells
+and all columns of them, so that a maximum over columns needs no other thread."""
+WARPS = 1
+SETTLERS = 1056
+"""Programs that settle survivors: eight for each processor of a large GPU."""
 PAIRS = 16
 """Hits that `merge` compares with all others at a time."""
 MOST = 256
@@ -76,15 +76,18 @@ def sift(
     """
     high, low = tops[0], tops[-1]
     counted = (statistics.active, statistics.maximum, statistics.minimum) if statistics else (flags, flags, flags)
+    # As many sentences as there are places may all be noted; later, far fewer pass.
+    most = min(len(rows), high.places) * m.shape[2]
+    noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
+    lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
+    notes = (lines[0], lines[1], lines[2].view(torch.float32))
     _sift[(triton.cdiv(m.shape[2], BLOCK), triton.cdiv(len(rows), ROWS))](
         m,
         lengths,
-        sentences,
-        keys,
-        *high.rooms,
-        high.taken,
-        *low.rooms,
-        low.taken,
+        high.rooms[0],
+        low.rooms[0],
+        noted,
+        *notes,
         *counted,
         flags,
         rows.start,
@@ -93,63 +96,64 @@ def sift(
         start,
         m.stride(0),
         m.stride(1),
-        keys.stride(0),
         high.t,
         high.width,
-        POSITION_BITS=POSITION_BITS,
+        most,
         NEGATIVE=len(tops) > 1,
         STATISTICS=statistics is not None,
-        BY_SENTENCE=high.distinct == "sentence",
         ROWS=ROWS,
         BLOCK=BLOCK,
         COLUMNS=COLUMNS,
         num_warps=WARPS,
     )
+    for side, top in enumerate(tops):
+        _settle[(SETTLERS,)](
+            m,
+            lengths,
+            sentences,
+            keys,
+            *top.rooms,
+            top.taken,
+            flags,
+            noted[side:],
+            *(part[side] for part in notes),
+            1.0 - 2.0 * side,
+            start,
+            m.stride(0),
+            m.stride(1),
+            keys.stride(0),
+            top.t,
+            top.width,
+            most,
+            POSITION_BITS=POSITION_BITS,
+            BY_SENTENCE=top.distinct == "sentence",
+            WIDTH=triton.next_power_of_2(top.t),
+            COLUMNS=32,
+            num_warps=1,
+        )
 
 
 @triton.jit
 @no_type_check
-def _set_aside(
-    passes, best, sign, cell, row, length, base, column_stride, sentences, keys, key_stride,
-    coefficient, place, key, taken, t, width,
-    POSITION_BITS: tl.constexpr, BY_SENTENCE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Find where a sentence's survivors stand, drop those that are held already, and give the others a waiting place."""
-    column = tl.full((BLOCK,), 1 << 30, tl.int32)
-    begin = 0
-    while begin < length:
-        columns = begin + tl.arange(0, COLUMNS)
-        seen = (columns < length)[:, None] & passes[None, :]
-        found = tl.load(base[None, :] + columns[:, None] * column_stride, mask=seen, other=0.0).to(tl.float32) * sign
-        column = tl.minimum(column, tl.min(tl.where(seen & (found == best[None, :]), columns[:, None], 1 << 30), 0))
-        begin += COLUMNS
-    where = (tl.load(sentences + row) << POSITION_BITS) | (column + 1).to(tl.int64)
-    own_row = cell.to(tl.int64) * width
-    # An equal of the last trigger enters only if it comes earlier.
-    equal = best == tl.load(coefficient + own_row + t - 1, mask=passes, other=float("inf"))
-    passes = passes & ~(equal & (where > tl.load(place + own_row + t - 1, mask=passes, other=0)))
-    own = row.to(tl.int64) * key_stride + 2 * (column if not BY_SENTENCE else length - 1 + tl.zeros_like(column)).to(
-        tl.int64
-    )
-    one = tl.load(keys + own, mask=passes, other=0)
-    two = tl.load(keys + own + 1, mask=passes, other=0)
-    # "The" opens very many sentences: a prefix that is held already would pass again and again.
-    held_slot = 0
-    while held_slot < t:
-        at = own_row + held_slot
-        same = passes & (tl.load(key + 2 * at, mask=passes, other=0) == one)
-        same = same & (tl.load(key + 2 * at + 1, mask=same, other=0) == two)
-        held = tl.load(coefficient + at, mask=same, other=0.0)
-        earlier = tl.load(place + at, mask=same, other=0) <= where
-        passes = passes & ~(same & ((held > best) | ((held == best) & earlier)))
-        held_slot += 1
-    slot = tl.atomic_add(taken + cell, 1, mask=passes)
-    passes = passes & (slot < width - t)
-    at = own_row + t + slot
-    tl.store(coefficient + at, best, mask=passes)
-    tl.store(place + at, where, mask=passes)
-    tl.store(key + 2 * at, one, mask=passes)
-    tl.store(key + 2 * at + 1, two, mask=passes)
+def _larger(one, other):
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+@no_type_check
+def _smaller(one, other):
+    return tl.minimum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+@no_type_check
+def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
+    """Write down sentence, cell and coefficient of every survivor; what finds no line is counted all the same."""
+    line = tl.atomic_add(noted + tl.zeros_like(cell), 1, mask=passes)
+    passes = passes & (line < most)
+    tl.store(note_row + line, row + tl.zeros_like(cell), mask=passes)
+    tl.store(note_cell + line, cell, mask=passes)
+    tl.store(note_best + line, best, mask=passes)
 
 
 @triton.jit
@@ -157,16 +161,12 @@ def _set_aside(
 def _sift(
     m,
     lengths,
-    sentences,
-    keys,
     coefficient,
-    place,
-    key,
-    taken,
     low_coefficient,
-    low_place,
-    low_key,
-    low_taken,
+    noted,
+    note_row,
+    note_cell,
+    note_best,
     active,
     maximum,
     minimum,
@@ -177,78 +177,142 @@ def _sift(
     start,
     row_stride,
     column_stride,
-    key_stride,
     t,
     width,
-    POSITION_BITS: tl.constexpr,
+    most,
     NEGATIVE: tl.constexpr,
     STATISTICS: tl.constexpr,
-    BY_SENTENCE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """The hot one: a few sentences, a block of cells. It only notes survivors, so that it needs few registers."""
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     last = cell.to(tl.int64) * width + t - 1
     bound = tl.load(coefficient + last, mask=inside, other=float("inf"))
-    low_bound = bound
     if NEGATIVE:
         low_bound = tl.load(low_coefficient + last, mask=inside, other=float("inf"))
-    fired = tl.zeros((BLOCK,), tl.int32)
-    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    lowest = tl.full((BLOCK,), float("inf"), tl.float32)
-    odd = tl.zeros((BLOCK,), tl.int32)
+    if STATISTICS:
+        fired = tl.zeros((BLOCK,), tl.int32)
+        highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+        lowest = tl.full((BLOCK,), float("inf"), tl.float32)
+    odd = tl.zeros((BLOCK,), tl.int1)
     for number in range(ROWS):
         row = first_row + tl.program_id(1) * ROWS + number
         if row < rows:
-            length = tl.load(lengths + row)
+            length = tl.load(lengths + row).to(tl.int32)
             base = m + row.to(tl.int64) * row_stride + start * column_stride + cell
-            high = tl.full((COLUMNS, BLOCK), float("-inf"), tl.float32)
-            low = tl.full((COLUMNS, BLOCK), float("inf"), tl.float32)
-            count = tl.zeros((COLUMNS, BLOCK), tl.int32)
+            best = tl.full((BLOCK,), float("-inf"), tl.float32)
+            worst = tl.full((BLOCK,), float("inf"), tl.float32)
             begin = 0
             while begin < length:
-                column = begin + tl.arange(0, COLUMNS)
-                seen = (column < length)[:, None] & inside[None, :]
-                found = tl.load(base[None, :] + column[:, None] * column_stride, mask=seen, other=0.0).to(tl.float32)
-                high = tl.maximum(high, tl.where(seen, found, float("-inf")))
+                # Behind the end the last token is read again: that changes no extreme, and no mask is needed.
+                column = tl.minimum(begin + tl.arange(0, COLUMNS), length - 1)
+                found = tl.load(base[None, :] + column[:, None] * column_stride, mask=inside[None, :], other=0.0).to(
+                    tl.float32
+                )
+                best = _larger(best, tl.reduce(found, 0, _larger))
                 if NEGATIVE or STATISTICS:
-                    low = tl.minimum(low, tl.where(seen, found, float("inf")))
+                    worst = _smaller(worst, tl.reduce(found, 0, _smaller))
                 if STATISTICS:
-                    count += (found > 0).to(tl.int32)
-                odd = odd | tl.max((found != found).to(tl.int32), 0)
+                    new = (begin + tl.arange(0, COLUMNS) < length)[:, None]
+                    fired += tl.sum((new & (found > 0)).to(tl.int32), 0)
                 begin += COLUMNS
-            best = tl.max(high, 0)
-            highest = tl.maximum(highest, best)
-            if NEGATIVE or STATISTICS:
-                worst = tl.min(low, 0)
-                lowest = tl.minimum(lowest, worst)
-            if STATISTICS:
-                fired += tl.sum(count, 0)
+            odd = odd | ~(best < float("inf"))
             passes = inside & (best > 0) & (best >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
-                _set_aside(
-                    passes, best, 1.0, cell, row, length, base, column_stride, sentences, keys, key_stride,
-                    coefficient, place, key, taken, t, width, POSITION_BITS, BY_SENTENCE, BLOCK, COLUMNS,
-                )  # fmt: skip
+                _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most)
+            if NEGATIVE or STATISTICS:
+                odd = odd | ~(worst > float("-inf"))
+            if STATISTICS:
+                highest = tl.maximum(highest, best)
+                lowest = tl.minimum(lowest, worst)
             if NEGATIVE:
                 passes = inside & (worst < 0) & (-worst >= low_bound)
                 if tl.max(passes.to(tl.int32), 0) > 0:
-                    _set_aside(
-                        passes, -worst, -1.0, cell, row, length, base, column_stride, sentences, keys, key_stride,
-                        low_coefficient, low_place, low_key, low_taken, t, width, POSITION_BITS, BY_SENTENCE, BLOCK, COLUMNS,
-                    )  # fmt: skip
-    # Where there are no minima, an infinity below is seen when it is a maximum; with them, on both sides.
-    odd = odd | (highest == float("inf")).to(tl.int32)
-    if NEGATIVE or STATISTICS:
-        odd = odd | (lowest == float("-inf")).to(tl.int32)
-    if tl.max(tl.where(inside, odd, 0), 0) > 0:
+                    # The second half of the notes is for negatives.
+                    _note(passes, -worst, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
+    if tl.max((inside & odd).to(tl.int32), 0) > 0:
         tl.store(flags + 1, 1)
     if STATISTICS:
         tl.atomic_add(active + cell, fired.to(tl.int64), mask=inside)
         tl.atomic_max(maximum + cell, highest, mask=inside)
         tl.atomic_min(minimum + cell, lowest, mask=inside)
+
+
+@triton.jit
+@no_type_check
+def _settle(
+    m,
+    lengths,
+    sentences,
+    keys,
+    coefficient,
+    place,
+    key,
+    taken,
+    flags,
+    noted,
+    note_row,
+    note_cell,
+    note_best,
+    sign,
+    start,
+    row_stride,
+    column_stride,
+    key_stride,
+    t,
+    width,
+    most,
+    POSITION_BITS: tl.constexpr,
+    BY_SENTENCE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Each noted survivor: find where in its sentence it stands, drop it if it is held already, else give it a place."""
+    count = tl.load(noted)
+    if count > most:
+        tl.store(flags, 1)
+        count = most
+    slot = tl.arange(0, WIDTH)
+    line = tl.program_id(0)
+    while line < count:
+        row = tl.load(note_row + line).to(tl.int64)
+        cell = tl.load(note_cell + line).to(tl.int64)
+        best = tl.load(note_best + line)
+        length = tl.load(lengths + row).to(tl.int32)
+        base = m + row * row_stride + start * column_stride + cell
+        begin = 0
+        first = 1 << 30
+        while begin < length:
+            column = begin + tl.arange(0, COLUMNS)
+            found = tl.load(base + column * column_stride, mask=column < length, other=0.0).to(tl.float32) * sign
+            first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
+            begin += COLUMNS
+        where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
+        own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
+        one = tl.load(keys + own)
+        two = tl.load(keys + own + 1)
+        at = cell * width + slot
+        held = tl.load(coefficient + at, mask=slot < t, other=0.0)
+        held_place = tl.load(place + at, mask=slot < t, other=0)
+        same = (slot < t) & (tl.load(key + 2 * at, mask=slot < t, other=0) == one)
+        same = same & (tl.load(key + 2 * at + 1, mask=same, other=0) == two)
+        # "The" opens very many sentences: a prefix that is held already would pass again and again. And an equal of the
+        # last trigger enters only if it comes earlier.
+        stays_out = (same & ((held > best) | ((held == best) & (held_place <= where)))) | (
+            (slot == t - 1) & (held == best) & (held_place < where)
+        )
+        if tl.max(stays_out.to(tl.int32), 0) == 0:
+            free = tl.atomic_add(taken + cell, 1)
+            if free < width - t:
+                mine = cell * width + t + free
+                tl.store(coefficient + mine, best)
+                tl.store(place + mine, where)
+                tl.store(key + 2 * mine, one)
+                tl.store(key + 2 * mine + 1, two)
+        line += tl.num_programs(0)
 
 
 @triton.jit
