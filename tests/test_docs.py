@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "python.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "live.md", "python.md"])
 def test_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
@@ -26,7 +27,7 @@ def test_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     exec(compile(code, page, "exec"), {"__name__": page})
     for console in blocks(page, "console"):
         for line in console.splitlines():
-            command = line.removeprefix("$ ffmem ").split()
+            command = shlex.split(line.removeprefix("$ ffmem "))
             assert line.startswith("$ ffmem ")
             done = subprocess.run(
                 [sys.executable, "-m", "ffmem", *command], capture_output=True, text=True, check=False, env=os.environ

@@ -17,6 +17,7 @@ ORDER = [
     "training",
     "results",
     "experiments",
+    "live",
     "reports",
     "demonstration",
     "cli",

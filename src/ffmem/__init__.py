@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ffmem.index.reader import Index as Index
     from ffmem.index.reader import open_index as open_index
     from ffmem.index.values import values as values
+    from ffmem.live.causal import causal as causal
+    from ffmem.live.comparison import compare as compare
+    from ffmem.live.intervene import intervene as intervene
+    from ffmem.live.recipe import recipe as recipe
+    from ffmem.live.trace import trace as trace
     from ffmem.model.adaptive.convert import convert as convert
     from ffmem.model.loading import load_model as load_model
     from ffmem.model.memories import MemoryModel as MemoryModel
@@ -39,12 +44,17 @@ _HOMES = {
     "MemoryModel": "ffmem.model.memories",
     "Trigger": "ffmem.words",
     "build_index": "ffmem.index.build",
+    "causal": "ffmem.live.causal",
+    "compare": "ffmem.live.comparison",
     "convert": "ffmem.model.adaptive.convert",
     "demo": "ffmem.demonstration",
     "export": "ffmem.index.export",
+    "intervene": "ffmem.live.intervene",
     "load_model": "ffmem.model.loading",
     "open_index": "ffmem.index.reader",
+    "recipe": "ffmem.live.recipe",
     "report": "ffmem.reports.page",
+    "trace": "ffmem.live.trace",
     "train": "ffmem.training.train",
     "values": "ffmem.index.values",
 }

@@ -126,6 +126,20 @@ def test_no_more_rows_are_projected_at_a_time_than_a_chunk_holds(case, rows):
     assert sum(seen) == 7
 
 
+def test_a_readout_is_the_logit_as_a_linear_map_of_the_normed_vector(case):
+    vocabulary, h, expected = case
+    token = torch.arange(7) * 14
+    (readout,) = vocabulary.readouts(token)
+    (other,) = vocabulary.readouts(token + 1)
+    assert readout.name == "logit"
+    h = h if vocabulary.norm is None else vocabulary.norm(h).detach()
+    first, second = ((h * one.vectors).sum(1) + one.bias for one in (readout, other))
+    if vocabulary.softcap is not None:
+        first, second = (vocabulary.softcap * torch.tanh(one / vocabulary.softcap) for one in (first, second))
+    found = expected[True].gather(1, token[:, None]) - expected[True].gather(1, token[:, None] + 1)
+    close(first - second, found[:, 0])
+
+
 def one_feature(*weights, **settings):
     """A vocabulary of one feature: the logit of token i is h times weight i."""
     unembedding = nn.Linear(1, len(weights), bias=False)

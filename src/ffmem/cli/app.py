@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import ffmem
+from ffmem.cli import live
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 from ffmem.words import FfmemError
 
@@ -35,18 +37,6 @@ app = typer.Typer(
     A model (`wiki16`) and a text (`pocket`) come with it.
     """,
 )
-
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by `ffmem index`.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, ...")]
-Dtype = Annotated[
-    str, typer.Option(help="`auto`, `float32`, `bfloat16` or `float16`. Auto: float32 on a CPU, else as stored.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
-OtherModel = Annotated[
-    str | None,
-    typer.Option("--model", help="The run's model, if it has moved. Its hash is checked.", show_default="the run's"),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -110,7 +100,7 @@ def index(
     from ffmem.index.build import build_index
 
     sources = [open_source(spec, column=column) for spec in corpus]
-    _note(quiet, f"loading {model}")
+    note(quiet, f"loading {model}")
     with _to_be_continued(f"all finished shards are kept in {out}"):
         built = build_index(
             model,
@@ -137,7 +127,7 @@ def index(
             revision=revision,
         )
     counts = built.counts
-    _note(
+    note(
         quiet,
         f"{out}: {counts['triggers']:,} triggers of {counts['cells']:,} cells from {counts['tokens']:,} tokens, "
         f"{gigabytes(built.folder.disk_use())}. Next: ffmem values {out}; ffmem show {out} L1D0",
@@ -170,7 +160,7 @@ def show(
         return
     print(view)
     if not view.index.has_values and view.index.model is None:
-        _note(False, f"to see what its value says: ffmem values {run}")
+        note(False, f"to see what its value says: ffmem values {run}")
 
 
 @app.command()
@@ -199,9 +189,9 @@ def values(
     """Add what every cell's value says: its most promoted and most suppressed tokens."""
     from ffmem.index.values import values as add_values
 
-    _note(quiet, "loading the run's model")
+    note(quiet, "loading the run's model")
     index = add_values(run, model, top=top, norm=norm, quiet=quiet, device=device, dtype=dtype)
-    _note(quiet, f"{run}: values of {len(index):,} cells. Next: ffmem show {run} L{index.layers[-1]}D0")
+    note(quiet, f"{run}: values of {len(index):,} cells. Next: ffmem show {run} L{index.layers[-1]}D0")
 
 
 @app.command()
@@ -236,7 +226,7 @@ def experiments(
     from ffmem.experiments.run import run_experiments
 
     corpus = [open_source(name) for name in eval] if eval else None
-    _note(quiet, "loading the run's model")
+    note(quiet, "loading the run's model")
     results = run_experiments(
         run,
         names or [],
@@ -251,7 +241,7 @@ def experiments(
     )
     for result in results:
         print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
-    _note(quiet, f"kept in {run / 'results'}")
+    note(quiet, f"kept in {run / 'results'}")
 
 
 @app.command()
@@ -269,7 +259,12 @@ def report(
     from ffmem.reports.page import report as write
 
     page = write(run, out)
-    _note(quiet, f"{page} ({gigabytes(page.stat().st_size)}); figures beside it")
+    note(quiet, f"{page} ({gigabytes(page.stat().st_size)}); figures beside it")
+
+
+app.command()(live.trace)
+app.command()(live.intervene)
+app.command()(live.causal)
 
 
 @app.command()
@@ -342,7 +337,7 @@ def train(
         )
     card = json.loads((out / "training.json").read_text("utf-8"))
     found = card["perplexity"]
-    _note(
+    note(
         quiet,
         f"{out}: {card['step']:,} steps, {card['tokens']:,} tokens, perplexity {found['windows']:.1f} in running text and "
         f"{found['sentences']:.1f} in sentences alone. Next: ffmem index {out} TEXT -o RUN",
@@ -361,10 +356,10 @@ def convert(
     """Write the paper's original model, or one like it, as a Hugging Face folder."""
     from ffmem.model.adaptive.convert import convert as write
 
-    _note(quiet, f"reading {source}")
+    note(quiet, f"reading {source}")
     folder = write(source, out, rows8=rows8)
     size = gigabytes(sum(file.stat().st_size for file in folder.iterdir()))
-    _note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
+    note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
 
 
 @app.command()
@@ -390,7 +385,7 @@ def _to_be_continued(kept: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _note(False, f"stopped; {kept}. Give the same command again to continue.")
+        note(False, f"stopped; {kept}. Give the same command again to continue.")
         raise typer.Exit(130) from None
 
 
@@ -398,12 +393,7 @@ def _announce(model: MemoryModel, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
     disk, work = gigabytes(estimate.run_bytes), gigabytes(estimate.work_bytes)
     size = f"the run will take up to {disk} of disk, and {work} more while it is built"
-    _note(False, f"{model.name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
-
-
-def _note(quiet: bool, text: str) -> None:
-    if not quiet:
-        print(f"ffmem: {text}", file=sys.stderr, flush=True)
+    note(False, f"{model.name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
 
 
 def main(arguments: list[str] | None = None) -> Any:

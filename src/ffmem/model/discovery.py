@@ -27,9 +27,9 @@ def discover(model: Any) -> Family:
         raise ModelError(f"{name}: expected a transformer, found blocks without attention")
     d = next(model.get_input_embeddings().parameters()).shape[-1]
     key, up, value = _matrices(blocks[0], name, getattr(model.config, "hidden_size", d))
-    r, y, o = _stream(model, blocks, value)
+    r, y, o, joined = _stream(model, blocks, value)
     norm = _final_norm(model, path)
-    return Family(name=name, blocks=path, key=key, up=up, value=value, norm=norm, r=r, y=y, o=o)
+    return Family(name=name, blocks=path, key=key, up=up, value=value, norm=norm, r=r, y=y, o=o, joined=joined)
 
 
 def _blocks(model: nn.Module) -> tuple[str, list[nn.Module]]:
@@ -82,8 +82,8 @@ def _matrices(block: nn.Module, name: str, d: int) -> tuple[str, str | None, str
     return gate, next(key for key in keys if key != gate), value
 
 
-def _stream(model: Any, blocks: list[nn.Module], value: str) -> tuple[str, str, str]:
-    """Spots r, y and o for which r + y comes closest to o in the first and the last block."""
+def _stream(model: Any, blocks: list[nn.Module], value: str) -> tuple[str, str, str, str | None]:
+    """Spots r, y and o for which r + y comes closest to o in the first and the last block; and what a norm makes r of."""
     inner = [path for path, _ in blocks[0].named_modules() if path]
     norms = [path for path in inner if "norm" in path.lower() or "ln" in path.lower()]
     spots = [(path, side) for path in ["block", *inner] for side in ("in", "out")]
@@ -113,7 +113,10 @@ def _stream(model: Any, blocks: list[nn.Module], value: str) -> tuple[str, str, 
             best = (error, r, y, o)
     if not best[1]:
         raise ModelError(f"{type(model).__name__}: no tensors of a block were found with r + y = o (value matrix {value})")
-    return best[1:]
+    _, r, y, o = best
+    outputs = [path for path in norms if " + " not in r and f"{path}.out" in wide]
+    behind = [path for path in outputs if torch.equal(kept[0][f"{path}.out"].flatten(), kept[0][r].flatten())]
+    return r, y, o, f"{behind[-1]}.in" if behind else None
 
 
 def _error(tensors: dict[str, Tensor], terms: list[str], o: str) -> float:

@@ -35,6 +35,10 @@ class Family:
     y: str
     """What the feed-forward layer adds, after any norm behind it."""
     o: str = "block.out"
+    carried: str = "block.in"
+    """The stream that attention is added to; a norm's output where the block carries that on and not its input."""
+    joined: str | None = None
+    """The sum of both, where a norm stands between it and r: that norm's input. Elsewhere the sum is r."""
     up: str | None = None
     """The second factor of a gated layer: its coefficients have no lower bound."""
     project: str | None = None
@@ -95,7 +99,12 @@ FAMILIES: dict[str, Family] = {
             project="model.decoder.project_out",
             r="final_layer_norm.in",
             y="fc2.out",
-            variants=(Variant(("do_layer_norm_before", False), {"r": "fc1.in", "o": "final_layer_norm.in"}),),
+            variants=(
+                Variant(
+                    ("do_layer_norm_before", False),
+                    {"r": "fc1.in", "o": "final_layer_norm.in", "joined": "self_attn_layer_norm.in"},
+                ),
+            ),
         ),
         # bloom's mlp.out has the residual in it already, so y is read in front of that sum.
         _plain(
@@ -104,7 +113,16 @@ FAMILIES: dict[str, Family] = {
             value="mlp.dense_4h_to_h",
             r="post_attention_layernorm.in",
             y="mlp.dense_4h_to_h.out",
-            variants=(Variant(("apply_residual_connection_post_layernorm", True), {"r": "post_attention_layernorm.out"}),),
+            variants=(
+                Variant(
+                    ("apply_residual_connection_post_layernorm", True),
+                    {
+                        "r": "post_attention_layernorm.out",
+                        "carried": "input_layernorm.out",
+                        "joined": "post_attention_layernorm.in",
+                    },
+                ),
+            ),
         ),
         _plain(
             "falcon",

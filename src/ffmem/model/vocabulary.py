@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,6 +16,8 @@ CHUNK_ELEMENTS = 1 << 23
 """Scores held at a time on a CPU: 32 MB in float32, about what its cache holds."""
 GPU_CHUNK_ELEMENTS = 1 << 26
 """The same on a GPU, which needs more to be busy."""
+SLACK = 1e-3
+"""How far rounding may lift a log-probability over its piece's ceiling: orders of magnitude more than it does."""
 
 
 @runtime_checkable
@@ -23,6 +26,12 @@ class Vocabulary(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def norm(self) -> nn.Module | None:
+        """The model's final norm."""
+
+    def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]: ...
 
     def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]: ...
 
@@ -62,9 +71,18 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of the vocabulary, from id `low` on: log p = scores + offset. Most models have one, an adaptive softmax
-    one a band. What is wanted is read off the scores: log-probabilities of all words are not made for it.
+class Readout:
+    """A score of each row's own token as a linear map of the stream behind the final norm: h·vector + bias."""
+
+    name: str
+    vectors: Float[Tensor, "n d"]
+    bias: Float[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of a piece for some rows: log p = scores + offset. What is wanted is read off the scores:
+    log-probabilities of all words are not made for it.
     """
 
     low: int
@@ -80,15 +98,15 @@ class Piece:
         found = self.scores.topk(min(k, self.scores.shape[1]), largest=largest)
         return found.values + self.offset[:, None], found.indices + self.low
 
-    def own(self, token: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        """The score of each row's token, and whether it is in this piece at all."""
-        inside = (token >= self.low) & (token < self.low + self.scores.shape[1])
-        place = (token - self.low).clamp(0, self.scores.shape[1] - 1)
-        return self.scores.gather(1, place[:, None])[:, 0], inside
+    def log_prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Of each row's token, which has to be in this piece."""
+        return self.scores.gather(1, (token - self.low)[:, None])[:, 0] + self.offset
 
     def before(self, log_prob: Float[Tensor, " n"], token: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         """How many of the piece's tokens come before each row's token, which has this log-probability."""
-        score, inside = self.own(token)
+        inside = (token >= self.low) & (token < self.low + self.scores.shape[1])
+        place = (token - self.low).clamp(0, self.scores.shape[1] - 1)
+        score = self.scores.gather(1, place[:, None])[:, 0]
         bound = torch.where(inside, score, log_prob - self.offset)[:, None]
         count = (self.scores > bound).sum(1, dtype=torch.int32)
         # Equal ones come before if their ids are smaller: all of them in a piece before the token's own.
@@ -98,6 +116,35 @@ class Piece:
         return count.index_add(0, rows, (equal & (ids < token[rows, None])).sum(1, dtype=torch.int32)).long()
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of the vocabulary, from id `low` on, scored for the rows that need it. Most models have one, an
+    adaptive softmax one a band.
+    """
+
+    low: int
+    size: int
+    ceiling: Float[Tensor, " n"]
+    """No token of the piece has a larger log-probability, up to rounding."""
+    score: Callable[[Int[Tensor, " rows"] | None], Scored]
+    """The scores of these rows; of all for None."""
+
+    @cached_property
+    def whole(self) -> Scored:
+        return self.score(None)
+
+    def at(self, rows: Int[Tensor, " rows"]) -> Scored:
+        return self.whole if len(rows) == len(self.ceiling) else self.score(rows)
+
+    def reaching(self, log_prob: Float[Tensor, " n"]) -> Int[Tensor, " rows"]:
+        """The rows in which a token of the piece may be as likely as this."""
+        return (self.ceiling >= log_prob - SLACK).nonzero()[:, 0]
+
+    def holding(self, token: Int[Tensor, " n"]) -> Int[Tensor, " rows"]:
+        """The rows whose token is in the piece."""
+        return ((token >= self.low) & (token < self.low + self.size)).nonzero()[:, 0]
+
+
 class ChunkedVocabulary(ABC):
     """All that follows from the pieces, in chunks of rows: never more scores at a time than a chunk has."""
 
@@ -105,18 +152,31 @@ class ChunkedVocabulary(ABC):
     @abstractmethod
     def size(self) -> int: ...
 
+    @property
+    def leading(self) -> int:
+        """Tokens of the first piece."""
+        return self.size
+
     @abstractmethod
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        """The whole vocabulary, in the order of ids."""
+        """The whole vocabulary, in the order of ids; the first piece is scored for every row."""
+
+    @abstractmethod
+    def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
+        """The scores that make each row's token likely, before any soft cap; the first one is in one softmax for all."""
 
     @torch.inference_mode()
     def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
-        return torch.cat([piece.scores + piece.offset[:, None] for piece in self.pieces(h, norm=norm)], dim=1)
+        return torch.cat([piece.whole.scores + piece.whole.offset[:, None] for piece in self.pieces(h, norm=norm)], dim=1)
 
     def _chunked(
-        self, h: Float[Tensor, "n d"], norm: bool, of: Callable[[list[Piece], slice], tuple[Tensor, ...]]
+        self,
+        h: Float[Tensor, "n d"],
+        norm: bool,
+        of: Callable[[list[Piece], slice], tuple[Tensor, ...]],
+        width: int | None = None,
     ) -> tuple[Tensor, ...]:
-        step = max(1, (CHUNK_ELEMENTS if h.device.type == "cpu" else GPU_CHUNK_ELEMENTS) // self.size)
+        step = _rows_at_a_time(h.device, width or self.size)
         chunks = (slice(start, start + step) for start in range(0, max(1, len(h)), step))
         parts = [of(self.pieces(h[rows], norm=norm), rows) for rows in chunks]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
@@ -124,7 +184,7 @@ class ChunkedVocabulary(ABC):
     @torch.inference_mode()
     def best(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
         """Log-probability and id of the most likely token, the smaller id among equals."""
-        log_prob, ids = self._chunked(h, norm, lambda pieces, _: _best(pieces))
+        log_prob, ids = self._chunked(h, norm, lambda pieces, _: _best(pieces), width=self.leading)
         return log_prob, ids
 
     @torch.inference_mode()
@@ -153,28 +213,39 @@ class ChunkedVocabulary(ABC):
         """What each vector puts first, and what it thinks of a token of its own, in one projection."""
 
         def judged(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
-            ids = token[rows].to(pieces[0].scores.device)
-            own = torch.zeros_like(pieces[0].offset)
+            ids = token[rows].to(pieces[0].ceiling.device)
+            own = torch.zeros_like(pieces[0].ceiling)
             for piece in pieces:
-                score, inside = piece.own(ids)
-                own = torch.where(inside, score + piece.offset, own)
-            best, top = _best(pieces)
-            return top, best, own, 1 + sum((piece.before(own, ids) for piece in pieces), torch.zeros_like(ids))
+                if len(held := piece.holding(ids)):
+                    own[held] = piece.at(held).log_prob(ids[held])
+            rank = torch.ones_like(ids)
+            for piece in pieces:
+                if len(near := piece.reaching(own)):
+                    rank[near] += piece.at(near).before(own[near], ids[near])
+            log_prob, top = _best(pieces)
+            return top, log_prob, own, rank
 
         return Judged(*self._chunked(h, norm, judged))
 
 
 def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
-    log_prob, ids = pieces[0].best()
+    """A piece is looked into only where its ceiling allows for something better: in an adaptive softmax, rarely."""
+    log_prob, ids = pieces[0].whole.best()
     for piece in pieces[1:]:
-        other, other_ids = piece.best()
-        better = other > log_prob
-        log_prob, ids = torch.where(better, other, log_prob), torch.where(better, other_ids, ids)
+        for rows in piece.reaching(log_prob).split(_rows_at_a_time(ids.device, piece.size)):
+            if len(rows):
+                other, other_ids = piece.at(rows).best()
+                better = other > log_prob[rows]
+                log_prob[rows[better]], ids[rows[better]] = other[better], other_ids[better]
     return log_prob, ids
 
 
+def _rows_at_a_time(device: torch.device, width: int) -> int:
+    return max(1, (CHUNK_ELEMENTS if device.type == "cpu" else GPU_CHUNK_ELEMENTS) // width)
+
+
 def _top(pieces: list[Piece], k: int, *, largest: bool = True) -> tuple[Tensor, Tensor]:
-    log_probs, ids = zip(*(piece.top(k, largest=largest) for piece in pieces), strict=True)
+    log_probs, ids = zip(*(piece.whole.top(k, largest=largest) for piece in pieces), strict=True)
     if len(pieces) == 1:
         return log_probs[0], ids[0]
     found = torch.cat(log_probs, dim=1).topk(k, largest=largest)
@@ -206,4 +277,21 @@ class SoftmaxVocabulary(ChunkedVocabulary):
         logits = self.unembedding(self._rows(h, norm)).float() * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        return [Piece(0, logits, -logits.logsumexp(1))]
+        offset = -logits.logsumexp(1)
+
+        def score(rows: Tensor | None) -> Scored:
+            return Scored(0, logits, offset) if rows is None else Scored(0, logits[rows], offset[rows])
+
+        return [Piece(0, logits.shape[1], torch.zeros_like(offset), score)]
+
+    @torch.inference_mode()
+    def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
+        token = token.to(self.unembedding.weight.device)
+        vectors, bias = self.unembedding.weight[token].float(), torch.zeros(len(token), device=token.device)
+        if self.unembedding.bias is not None:
+            bias = bias + self.unembedding.bias[token]
+        if isinstance(self.project, nn.Linear):
+            if self.project.bias is not None:
+                bias = bias + vectors @ self.project.bias.float()
+            vectors = vectors @ self.project.weight.float()
+        return (Readout("logit", vectors * self.scale, bias * self.scale),)

@@ -108,6 +108,55 @@ def test_more_words_than_there_are_gives_all_of_them(case):
     assert torch.equal(vocabulary.top(h, 1000)[1], in_order(expected))
 
 
+def test_best_and_judge_are_those_of_a_full_sort_whether_tails_are_looked_into_or_not(case, rows):
+    """From short vectors, where every word is about as likely, to long ones, where one is."""
+    vocabulary, _, _ = case
+    generator = torch.Generator().manual_seed(2)
+    h = torch.randn(300, 32, generator=generator) * torch.logspace(-2, 1.5, 300)[:, None]
+    token = torch.randint(VOCABULARY, (300,), generator=generator)
+    expected = vocabulary.log_probs(h)
+    log_prob, ids = vocabulary.best(h)
+    assert torch.equal(ids, in_order(expected)[:, 0])
+    close(log_prob, expected.max(1).values)
+    judged = vocabulary.judge(h, token)
+    assert torch.equal(judged.top, ids)
+    close(judged.log_prob, expected.gather(1, token[:, None])[:, 0])
+    assert torch.equal(judged.rank, (in_order(expected) == token[:, None]).nonzero()[:, 1] + 1)
+    assert {int((id >= torch.tensor([20, 60])).sum()) for id in ids} == {0, 1, 2}  # some are in each band
+
+
+def test_a_tail_is_scored_only_for_rows_in_which_its_band_is_likely_enough(case, monkeypatch):
+    vocabulary, h, expected = case
+    softmax, tables = vocabulary.model.softmax, vocabulary.model.model.embed
+    with torch.no_grad():
+        head = softmax.head(h, tables).log_softmax(1)
+    scored = []
+    tail = type(softmax).tail
+    counting = staticmethod(lambda h, band: scored.append((band.low, len(h))) or tail(h, band))
+    monkeypatch.setattr(type(softmax), "tail", counting)
+    vocabulary.best(h)
+    # What the head gives, then what the first tail has lifted it to.
+    first = head[:, 20] >= head[:, :20].max(1).values
+    second = head[:, 21] >= torch.maximum(head[:, :20].max(1).values, expected[:, 20:60].max(1).values)
+    assert scored == [(low, int(rows.sum())) for low, rows in ((20, first), (60, second)) if rows.any()]
+    assert sum(rows for _, rows in scored) < 2 * N
+
+
+def test_readouts_are_the_scores_whose_normalised_sum_is_the_log_probability(case):
+    vocabulary, h, expected = case
+    softmax, (first, *rest) = vocabulary.model.softmax, vocabulary.model.model.embed
+    token = torch.tensor([0, 19, 20, 33, 59, 60, 77, 99, 100])
+    head, tail = vocabulary.readouts(token)
+    assert (head.name, tail.name) == ("head", "tail")
+    with torch.no_grad():
+        log_prob = (h * head.vectors).sum(1) - softmax.head(h, vocabulary.model.model.embed).logsumexp(1)
+        for band in rest:
+            inside = (token >= band.low) & (token < band.high)
+            log_prob = log_prob + inside * ((h * tail.vectors).sum(1) - softmax.tail(h, band).logsumexp(1))
+    close(log_prob, expected.gather(1, token[:, None])[:, 0])
+    assert (tail.vectors[token < first.high] == 0).all()
+
+
 @pytest.fixture
 def planted():
     """Words 0 and 1 score x and -x, x being the first entry; words 2 and 3 are equal in a band that scores 1.1 x.

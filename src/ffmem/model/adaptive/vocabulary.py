@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
+from ffmem.model.adaptive.bands import Band
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.vocabulary import ChunkedVocabulary, Piece
+from ffmem.model.vocabulary import ChunkedVocabulary, Piece, Readout, Scored
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,45 @@ class AdaptiveVocabulary(ChunkedVocabulary):
     def size(self) -> int:
         return self.model.config.vocab_size
 
+    @property
+    def leading(self) -> int:
+        return next(iter(self.model.model.embed)).high
+
+    @property
+    def norm(self) -> None:
+        """The model has no final norm."""
+        return
+
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        """A piece a band. The model has no final norm, so `norm` changes nothing."""
+        """A piece a band, a tail's words never likelier than the band itself. `norm` changes nothing."""
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype)
-        head = softmax.head(h, self.model.model.embed).float()
-        below = head.logsumexp(1)
-        found = [Piece(0, head[:, : first.high], -below)]
-        for number, band in enumerate(rest, first.high):
-            scores = softmax.tail(h, band).float()
-            found.append(Piece(band.low, scores, head[:, number] - below - scores.logsumexp(1)))
+        # Apart from each other: the head's table need not be put together for every chunk of rows.
+        words, bands = functional.linear(h, first.words.weight).float(), softmax.bands(h).float()
+        below = torch.logaddexp(words.logsumexp(1), bands.logsumexp(1))
+
+        def frequent(rows: Tensor | None) -> Scored:
+            return Scored(0, words, -below) if rows is None else Scored(0, words[rows], -below[rows])
+
+        def rare(band: Band, log_prob: Tensor, rows: Tensor | None) -> Scored:
+            scores = softmax.tail(h if rows is None else h[rows], band).float()
+            return Scored(band.low, scores, (log_prob if rows is None else log_prob[rows]) - scores.logsumexp(1))
+
+        found = [Piece(0, first.high, torch.zeros_like(below), frequent)]
+        for band, log_prob in zip(rest, (bands - below[:, None]).T, strict=True):
+            found.append(Piece(band.low, band.high - band.low, log_prob, partial(rare, band, log_prob)))
         return found
+
+    @torch.inference_mode()
+    def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
+        """The score in the head, of the word or, for a rare one, of its band; and a rare word's score inside its band."""
+        softmax, (first, *rest) = self.model.softmax, self.model.model.embed
+        token = token.to(softmax.bands.weight.device)
+        head = first.words.weight[token.clamp(max=first.high - 1)].float()
+        tail = torch.zeros_like(head)
+        for number, band in enumerate(rest):
+            rows = ((token >= band.low) & (token < band.high)).nonzero()[:, 0]
+            head[rows] = softmax.bands.weight[number].float()
+            tail[rows] = band.words.weight[token[rows] - band.low].float() @ band.project.weight.float().T
+        none = torch.zeros(len(token), device=token.device)
+        return Readout("head", head, none), Readout("tail", tail, none)

@@ -1,0 +1,153 @@
+"""The commands that need a live model: trace a prompt, intervene on cells, check a cell's effect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
+SomeRun = Annotated[
+    Path | None, typer.Option("--run", metavar="RUN", help="A run of this model, for what is known of its cells.")
+]
+
+
+def trace(
+    model: Model,
+    prompt: Prompt,
+    at: Annotated[str, typer.Option(help="Tokens of the prompt to read in full: `-1`, `4`, `2:5` or `all`.")] = "-1",
+    target: Annotated[
+        str | None, typer.Option(help="A token to follow, its space included.", show_default="what the model says")
+    ] = None,
+    cells: Annotated[int, typer.Option(help="Promoting and suppressing cells to list, each.")] = 10,
+    of: Annotated[str, typer.Option(help="Contributions to the model's `output` or to each `layer`'s own.")] = "output",
+    run: SomeRun = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Also what every layer would say at every token.")] = False,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Show how a prediction comes to be: layer by layer, and which memory cells push a token up or down.
+
+    Contributions are direct ones to the token's final logit, with their sign, and add up to it.
+    """
+    from ffmem.index.reader import open_index
+    from ffmem.index.values import model_of
+    from ffmem.live.trace import trace as follow
+    from ffmem.model.loading import load_model
+
+    note(quiet, f"loading {model}")
+    index = None if run is None else open_index(run)
+    load = {"device": device, "dtype": dtype}
+    loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
+    found = follow(loaded, prompt, at=at, target=target, cells=cells, of=of, run=index, grid=grid)
+    print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else str(found))
+
+
+def intervene(
+    model: Model,
+    prompt: Prompt,
+    edit: Annotated[
+        list[str],
+        typer.Option(
+            help="`L3D1=0` set, `L3D1*2` multiply, `L3D1+1` add, `L3D1~q0.99*2` twice its 0.99-quantile (with `--run`); "
+            "sets: `L3D1,L3D2=0`, `@cells.txt=0`. May be repeated.",
+            show_default=False,
+        ),
+    ],
+    at: Annotated[str, typer.Option(help="`all`, `generated`, or tokens of the prompt: `3:`, `2:5`, `-1`.")] = "all",
+    run: SomeRun = None,
+    position: Annotated[int, typer.Option(help="The token of the prompt behind which predictions are compared.")] = -1,
+    token: Annotated[
+        list[str] | None, typer.Option(help="A token to follow, its space included; may be repeated.", show_default="none")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Predictions to show.")] = 5,
+    generate: Annotated[int, typer.Option(help="Tokens to generate, greedily.")] = 20,
+    control: Annotated[int, typer.Option(help="How many random cells get the same edit, to compare with.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the random cells.")] = 0,
+    export: Annotated[bool, typer.Option("--export", help="Print the edit as Python for transformers instead.")] = False,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Change the coefficients of some cells and see what the model says then.
+
+    Baseline and edited stand side by side: predictions, KL divergence, what both generate, and the same edit on random
+    cells of the same layer, about as large, as a control.
+    """
+    from ffmem.live.comparison import compare
+    from ffmem.live.recipe import recipe
+
+    note(quiet, f"loading {model}")
+    if export:
+        print(recipe(model, *edit, at=at, run=run, device=device, dtype=dtype), end="")
+        return
+    found = compare(
+        model,
+        prompt,
+        *edit,
+        at=at,
+        run=run,
+        position=position,
+        tokens=token or (),
+        top=top,
+        generate=generate,
+        control=control,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+    )
+    print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else "\n".join(found.lines()))
+
+
+def causal(
+    run: Run,
+    cells: Annotated[
+        list[str], typer.Argument(metavar="CELL...", help="Such as `L3D17`, or `@cells.txt`.", show_default=False)
+    ],
+    eval: Annotated[list[str], typer.Option(help="Text that the index has not seen; may be repeated.", show_default=False)],
+    prefixes: Annotated[int, typer.Option(help="Prefixes a cell at most.")] = 200,
+    tokens: Annotated[int, typer.Option(help="Top tokens of the value that are its promise.")] = 5,
+    quantile: Annotated[float, typer.Option(help="A cell fires above this quantile of its own coefficients.")] = 0.999,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    as_json: AsJson = False,
+    model: OtherModel = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Does a cell do what its value promises? Switch it off where it fires, and where it does not.
+
+    Prefixes of a held-out text whose coefficient is above the cell's quantile are compared with others of the same last
+    token and about the same length; changes are of log-probabilities, with 95% intervals.
+    """
+    from ffmem.corpus.sources import open_source
+    from ffmem.live.causal import causal as check
+    from ffmem.live.causal import causal_lines
+    from ffmem.live.edits import parse_cells
+
+    corpus = [open_source(name) for name in eval]
+    wanted = [cell for name in cells for cell in parse_cells(name)]
+    note(quiet, "loading the run's model")
+    result = check(
+        run,
+        wanted,
+        eval=corpus,
+        model=model,
+        prefixes=prefixes,
+        tokens=tokens,
+        quantile=quantile,
+        seed=seed,
+        quiet=quiet,
+        device=device,
+        dtype=dtype,
+    )
+    print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(causal_lines(result)))
+    note(quiet, f"kept in {run / 'results'}")

@@ -1,0 +1,1 @@
+"""A model at work: how its memories build one prediction, and what happens when they are changed."""

@@ -1,0 +1,249 @@
+"""The causal check of a cell: what its value promises, and what is lost of it when the cell is switched off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from ffmem.corpus.plan import Corpus, plan_batches
+from ffmem.corpus.sentences import Unit
+from ffmem.corpus.sources import open_sources
+from ffmem.corpus.tokens import Encoder
+from ffmem.experiments.examples import SHARD_TOKENS
+from ffmem.experiments.observe import BATCH_TOKENS
+from ffmem.experiments.removal import RESAMPLES, bootstrap
+from ffmem.index.pages import shown_token
+from ffmem.index.reader import Index, open_index
+from ffmem.index.values import model_of
+from ffmem.live.edits import Edit, Operation, parse_cells, resolve
+from ffmem.live.intervene import applying
+from ffmem.live.matched import Gathered, Prefix, both, gather
+from ffmem.live.prompts import log_probs_at
+from ffmem.live.scope import Scope
+from ffmem.model.memories import MemoryModel
+from ffmem.model.vocabulary import CHUNK_ELEMENTS
+from ffmem.progress import reporting
+from ffmem.results import Result
+from ffmem.words import Cell, CorpusError, FfmemError, RunError
+
+PREFIXES = 200
+QUANTILE = 0.999
+
+
+def causal(
+    run: str | Path | Index,
+    cells: Any,
+    *,
+    eval: Any,
+    model: MemoryModel | Any = None,
+    prefixes: int = PREFIXES,
+    tokens: int = 5,
+    quantile: float = QUANTILE,
+    seed: int = 0,
+    quiet: bool = False,
+    **load: Any,
+) -> Result:
+    """Switch cells off where they fire in a held-out text, and where they do not: what becomes of what they promise?
+
+    `cells` is a name, a comma list, a file `@cells.txt` or an iterable. A cell fires on a prefix if its coefficient there
+    is above its `quantile` in the run's statistics, and above 0. Each of up to `prefixes` such prefixes, drawn at random,
+    is matched with one on which it does not fire, of the same last token and the nearest length; where there is none,
+    of any last token (counted). The cell is set to 0 at all positions of the prefix.
+
+    A row a cell and group (`fires`, `matched`): the change of the log-probability of the value's top `tokens` together
+    (the logarithm of their summed probability), and of the token that really follows, as means with 95% intervals.
+    """
+    for name, number in (("prefixes", prefixes), ("tokens", tokens)):
+        if number < 1:
+            raise FfmemError(f"expected {name} of at least 1, found {number}")
+    if not 0 <= quantile <= 1:
+        raise FfmemError(f"expected a quantile from 0 to 1, found {quantile}")
+    index = run if isinstance(run, Index) else open_index(run)
+    thresholds = {cell: _threshold(index, cell, quantile) for cell in parse_cells(cells)}
+    loaded = model_of(index, model, **load)
+    index = Index(index.folder, index.manifest, loaded)
+    corpus = _corpus(index, loaded, eval)
+    bos = loaded.bos if index.manifest["settings"]["bos"] else None
+    found = gather(loaded, corpus, thresholds, bos=bos, limit=prefixes, seed=seed, quiet=quiet)
+    origin = ", ".join(source.name for source in corpus.sources)
+    if not any(one.above for one in found):
+        most = ", ".join(f"{one.cell} {one.threshold:.3g}" for one in found[:3]) + (", …" if len(found) > 3 else "")
+        raise CorpusError(
+            f"expected prefixes above the cells' {quantile:.1%} quantile ({most}), found none in {origin}: use more text"
+        )
+    rows: list[dict[str, Any]] = []
+    with reporting("switching cells off", quiet=quiet) as reporter:
+        for done, one in enumerate(found):
+            reporter.update(done / len(found), str(one.cell))
+            rows += _rows(loaded, index, one, bos, tokens, np.random.default_rng([seed, 4, one.cell.layer, one.cell.index]))
+    settings = {
+        "eval": origin,
+        "prefixes": prefixes,
+        "tokens": tokens,
+        "quantile": quantile,
+        "edit": "=0 at all positions of the prefix, the beginning-of-sentence token's too",
+        "bos": bos is not None,
+        "interval": f"95%, bootstrap of the mean over prefixes, {RESAMPLES:,} resamples",
+        "dtype": loaded.dtype_name,
+        "device": loaded.device.type,
+    }
+    facts = {"cells": {str(one.cell): _facts(one) for one in found}, "notes": _notes(index, found, prefixes, quantile)}
+    return Result("causal", seed, settings, rows, facts).saved(index)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What switching a cell off does to each prefix, in log-probabilities."""
+
+    promised: Float[np.ndarray, " n"]
+    """of the value's top tokens together, before"""
+    promise: Float[np.ndarray, " n"]
+    """their change"""
+    next: Float[np.ndarray, " n"]
+    """the change of the true next token; NaN at a sentence's end"""
+
+
+@torch.inference_mode()
+def effects(model: MemoryModel, cell: Cell, prefixes: list[Prefix], promised: list[int], bos: int | None) -> Effects:
+    """Run every prefix with and without the cell; `promised` are the value's top tokens."""
+    first = [] if bos is None else [bos]
+    lengths = np.array([len(prefix.ids) + len(first) for prefix in prefixes], np.int64)
+    off = resolve(model, [Edit((cell,), Operation("=", 0.0))])
+    before, after = np.full((2, len(prefixes), 2), np.nan)
+    step = max(1, CHUNK_ELEMENTS // model.vocabulary.size)
+    for batch in plan_batches(lengths, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])):
+        for rows in np.split(batch, range(step, len(batch), step)):
+            some = [prefixes[row] for row in rows.tolist()]
+            ids = torch.full((len(rows), int(lengths[rows].max())), bos or 0)
+            for row, prefix in enumerate(some):
+                ids[row, : lengths[rows[row]]] = torch.tensor([*first, *prefix.ids.tolist()])
+            at = torch.from_numpy(lengths[rows] - 1)
+            before[rows] = _judged(model, ids, at, some, promised)
+            with applying(model, off, Scope.parse("all")):
+                after[rows] = _judged(model, ids, at, some, promised)
+    change = after - before
+    return Effects(before[:, 0], change[:, 0], change[:, 1])
+
+
+def _judged(
+    model: MemoryModel, ids: torch.Tensor, at: torch.Tensor, prefixes: list[Prefix], promised: list[int]
+) -> Float[np.ndarray, "n 2"]:
+    """The log-probability of the promised tokens together, and of the true next token."""
+    scores = log_probs_at(model, ids, at).double()
+    together = scores[:, promised].logsumexp(1)
+    own = [float("nan") if one.next is None else float(scores[row, one.next]) for row, one in enumerate(prefixes)]
+    return np.stack([together.cpu().numpy(), np.array(own)], 1)
+
+
+def _rows(
+    model: MemoryModel, index: Index, found: Gathered, bos: int | None, tokens: int, chance: np.random.Generator
+) -> list[dict[str, Any]]:
+    """A cell's rows; none where it never fires."""
+    said = index[found.cell].value.top(min(tokens, model.vocabulary.size))
+    rows = []
+    for group, prefixes in both(found.pairs).items():
+        if not prefixes:
+            continue
+        effect = effects(model, found.cell, prefixes, [one.id for one in said], bos)
+        follows = effect.next[~np.isnan(effect.next)]
+        promise_low, promise_high = bootstrap(effect.promise, chance)
+        next_low, next_high = bootstrap(follows, chance)
+        rows.append(
+            {
+                "cell": str(found.cell),
+                "layer": found.cell.layer,
+                "index": found.cell.index,
+                "group": group,
+                "promise": [one.token for one in said],
+                "promise_ids": [one.id for one in said],
+                "value_probability": sum(one.probability for one in said),
+                "n": len(prefixes),
+                "coefficient": float(np.mean([prefix.coefficient for prefix in prefixes])),
+                "length": float(np.mean([len(prefix.ids) for prefix in prefixes])),
+                "promise_probability": float(np.exp(effect.promised).mean()),
+                "promise_change": float(effect.promise.mean()),
+                "promise_low": promise_low,
+                "promise_high": promise_high,
+                "n_next": len(follows),
+                "next_change": float(follows.mean()) if len(follows) else float("nan"),
+                "next_low": next_low,
+                "next_high": next_high,
+            }
+        )
+    return rows
+
+
+def _threshold(index: Index, cell: Cell, quantile: float) -> float:
+    """The coefficient above which a cell fires."""
+    found = index[cell].stats.quantile(quantile)
+    if np.isnan(found):
+        raise RunError(f"{index.path} has no quantiles of {cell}: no token of it was measured")
+    return max(found, 0.0)
+
+
+def _corpus(index: Index, model: MemoryModel, eval: Any) -> Corpus:
+    """The held-out text, cut as the run's was."""
+    settings = index.manifest["settings"]
+    encoder = Encoder(model.tokenizer, model.context - int(settings["bos"]))
+    sources = open_sources(eval, column=settings["column"])
+    return Corpus(sources, encoder, Unit.parse(settings["unit"]), settings["language"], SHARD_TOKENS)
+
+
+def _facts(found: Gathered) -> dict[str, Any]:
+    matched = [pair for pair in found.pairs if pair.matched is not None]
+    return {
+        "threshold": found.threshold,
+        "prefixes_above": found.above,
+        "repeated_prefixes": found.repeated,
+        "prefixes_used": len(found.pairs),
+        "matched_same_token": sum(pair.same_token for pair in matched),
+        "matched_any_token": sum(not pair.same_token for pair in matched),
+        "unmatched": len(found.pairs) - len(matched),
+    }
+
+
+def _notes(index: Index, found: list[Gathered], asked: int, quantile: float) -> list[str]:
+    """What a reader has to know before trusting the numbers."""
+    notes = []
+    for one in found:
+        used, others = len(one.pairs), sum(not pair.same_token for pair in one.pairs if pair.matched is not None)
+        if not used:
+            notes.append(f"{one.cell}: no prefix above {one.threshold:.3g}")
+        elif used < asked:
+            notes.append(f"{one.cell}: {used} prefixes above {one.threshold:.3g}, {asked} asked")
+        if others:
+            notes.append(f"{one.cell}: {others} of {used} prefixes matched by length alone")
+        if unmatched := sum(pair.matched is None for pair in one.pairs):
+            notes.append(f"{one.cell}: {unmatched} of {used} prefixes without a match")
+    measured = index.counts["measured_tokens"]
+    if measured * (1 - quantile) < 1:
+        notes.append(f"the run measured {measured:,} tokens: the {quantile:.1%} quantile is about the largest of them")
+    return notes
+
+
+def causal_lines(result: Result, width: int = 100) -> list[str]:
+    """A causal check for people, at most `width` characters a line."""
+    settings = result.settings
+    lines = [f"switched off on prefixes of {settings['eval']}; Δ log p with 95% intervals"]
+    for row in result.rows:
+        if row["group"] == "fires":
+            promise = " ".join(shown_token(token) for token in row["promise"])
+            lines += ["", f"{row['cell']}  promises {promise}"]
+            lines += [f"    {'':<9}{'n':>5}{'m':>9}{'p(promise)':>12}   {'Δ promise':<25} Δ next token"]
+        numbers = f"{row['n']:>5}{row['coefficient']:>9.3g}{row['promise_probability']:>12.2g}"
+        lines.append(f"    {row['group']:<9}{numbers}   {_interval(row, 'promise'):<25} {_interval(row, 'next')}")
+    notes = [f"note: {note}" for note in result.facts["notes"]]
+    lines += ["", *notes] if notes else []
+    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+
+
+def _interval(row: dict[str, Any], name: str) -> str:
+    mean, low, high = (row[f"{name}_{part}"] for part in ("change", "low", "high"))
+    if mean is None or np.isnan(mean):
+        return "-"
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"

@@ -1,0 +1,245 @@
+"""Edits: the small language that says which coefficients change and how, `L3D1=0`, and what it means for a model.
+
+    L3D1=0          set               L3D1*2         multiply
+    L3D1+1, L3D1-1  add               L3D1~q0.99*2   set to 2 × the cell's own 0.99-quantile in a run
+
+A comma list (`L3D1,L3D2=0`) or a file (`@cells.txt=0`: a cell a line, # for comments) stands where a cell does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ffmem.index.origin import check_same_model
+from ffmem.index.reader import Index, open_index
+from ffmem.model.memories import MemoryModel
+from ffmem.words import Cell, CellError, FfmemError, RunError
+
+EXAMPLES = "L3D1=0, L3D1*2, L3D1+1 or L3D1~q0.99*2"
+SHOWN_CELLS = 4
+"""Cells of a set that are named before the rest is counted."""
+
+_NUMBER = r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf(?:inity)?|[nN]a[nN])"
+_OPERATION = re.compile(
+    rf"\s*(?:~\s*q(?P<quantile>{_NUMBER})\s*(?:\*\s*(?P<strength>{_NUMBER}))?|(?P<sign>[=*+-])\s*(?P<number>{_NUMBER}))\s*"
+)
+# The shortest text in front of an operation that reaches the end: a file's name may hold any sign.
+_EDIT = re.compile(rf"(?P<cells>.+?)(?P<operation>{re.sub('[?]P<[a-z]+>', '?:', _OPERATION.pattern)})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What becomes of a coefficient. With a quantile the number is its strength, and the cell is set to their product.
+
+    >>> str(Operation.parse("-1")), str(Operation.parse("~q0.99"))
+    ('-1', '~q0.99*1')
+    """
+
+    kind: Literal["=", "*", "+"]
+    number: float
+    quantile: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Operation:
+        match = _OPERATION.fullmatch(text)
+        if not match:
+            raise FfmemError(f"expected an operation such as =0, *2, +1, -1 or ~q0.99*2, found {text!r}")
+        quantile = None if match["quantile"] is None else float(match["quantile"])
+        number = float(match["number"] or match["strength"] or 1)
+        if quantile is not None and not 0 <= quantile <= 1:
+            raise FfmemError(f"expected a quantile from 0 to 1, found {match['quantile']} in {text.strip()!r}")
+        if not math.isfinite(number):
+            raise FfmemError(f"expected a finite number, found {text.strip()!r}")
+        if match["sign"] == "-":
+            return cls("+", -number)
+        return cls(match["sign"] or "=", number, quantile)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        if self.quantile is not None:
+            return f"~q{_written(self.quantile)}*{_written(self.number)}"
+        sign = "" if self.kind == "+" and math.copysign(1, self.number) < 0 else self.kind
+        return f"{sign}{_written(self.number)}"
+
+    def amounts(self, cells: Sequence[Cell], run: Index | None) -> list[float]:
+        """The number that each cell is set to, multiplied by or moved by."""
+        if self.quantile is None:
+            return [self.number] * len(cells)
+        if run is None:
+            raise FfmemError(f"{self} needs a run with the cells' statistics: give one (--run RUN, run=...)")
+        found = [run[cell].stats.quantile(self.quantile) * self.number for cell in cells]
+        for cell, amount in zip(cells, found, strict=True):
+            if not math.isfinite(amount):
+                raise RunError(f"{run.path} has no quantiles of {cell}: no token of it was measured")
+        return found
+
+    def of(self, m: Float[Tensor, "*pos n"], amounts: Float[Tensor, " n"]) -> Float[Tensor, "*pos n"]:
+        """The new coefficients of n cells."""
+        if self.kind == "=":
+            return amounts.expand_as(m)
+        return m * amounts if self.kind == "*" else m + amounts
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One operation on a set of cells, each of them once.
+
+    >>> Edit.parse("L3D1,L3D2=0").cells
+    (Cell(layer=3, index=1), Cell(layer=3, index=2))
+    """
+
+    cells: tuple[Cell, ...]
+    operation: Operation
+
+    @classmethod
+    def parse(cls, edit: Any) -> Edit:
+        """Read `L3D1=0`, or a pair `(cells, "=0")` of names, `Cell`s, cells of an index or triggers, and an operation."""
+        if isinstance(edit, Edit):
+            return edit
+        if isinstance(edit, str):
+            match = _EDIT.fullmatch(edit.strip())
+            if not match:
+                raise FfmemError(f"expected an edit such as {EXAMPLES}, found {edit!r}")
+            cells, operation = match["cells"].strip(), match["operation"]
+        elif isinstance(edit, tuple) and len(edit) == 2 and isinstance(edit[1], str):
+            cells, operation = edit
+        else:
+            raise FfmemError(f'expected an edit such as {EXAMPLES}, or a pair (cells, "=0"), found {_short(edit)}')
+        return cls(parse_cells(cells), Operation.parse(operation))
+
+    def __str__(self) -> str:
+        """The edit in its own language, whole."""
+        return f"{','.join(map(str, self.cells))}{self.operation}"
+
+    @property
+    def shown(self) -> str:
+        """The edit for people: of a large set the first cells and their number."""
+        if len(self.cells) <= SHOWN_CELLS:
+            return str(self)
+        return f"{','.join(map(str, self.cells[:SHOWN_CELLS]))},…({len(self.cells):,} cells){self.operation}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """An edit's part in one layer: what happens to which cells, and by how much."""
+
+    operation: Operation
+    cells: list[int]
+    amounts: list[float]
+
+
+Changes = dict[int, list[Change]]
+"""By layer (from 1), in the order in which they are made."""
+
+
+def parse_cells(cells: Any) -> tuple[Cell, ...]:
+    """Cells by name: one, a comma list, a file `@cells.txt`, or any iterable of cells; each is kept once.
+
+    >>> [str(cell) for cell in parse_cells(["L1D2", Cell(2, 0), "L1D2"])]
+    ['L1D2', 'L2D0']
+    """
+    if isinstance(cells, str):
+        found = _file(cells[1:].strip()) if cells.startswith("@") else [Cell.parse(name) for name in cells.split(",")]
+    elif isinstance(cells, Cell) or not isinstance(cells, Iterable):
+        found = [_cell(cells)]
+    else:
+        found = [_cell(cell) for cell in cells]
+    if not found:
+        raise CellError(f"expected at least one cell, found none in {_short(cells)}")
+    return tuple(dict.fromkeys(found))
+
+
+def parse_edits(edits: Iterable[Any]) -> list[Edit]:
+    """All edits, in their order; at least one."""
+    found = [Edit.parse(edit) for edit in edits]
+    if not found:
+        raise FfmemError(f"expected at least one edit such as {EXAMPLES}, found none")
+    return found
+
+
+def statistics_for(model: MemoryModel, edits: Iterable[Edit], run: str | Path | Index | None) -> Index | None:
+    """The run, where an edit needs its quantiles; it must be of this model."""
+    if run is None or all(edit.operation.quantile is None for edit in edits):
+        return None
+    index = run if isinstance(run, Index) else open_index(run)
+    check_same_model(index.path, index.manifest, model)
+    return index
+
+
+def resolve(model: MemoryModel, edits: Iterable[Edit], run: Index | None = None) -> Changes:
+    """What edits change in a model, quantiles read from `run`; an error where a cell is not the model's."""
+    largest = torch.finfo(model.dtype).max
+    changes: Changes = {}
+    for edit in edits:
+        by_layer: dict[int, list[Cell]] = {}
+        for cell in edit.cells:
+            check_cell(model, cell)
+            by_layer.setdefault(cell.layer, []).append(cell)
+        for layer, cells in by_layer.items():
+            amounts = edit.operation.amounts(cells, run)
+            if max(map(abs, amounts)) > largest:
+                raise FfmemError(f"expected a number up to {largest:.3g}, as {model.dtype_name} holds, found {edit.shown}")
+            changes.setdefault(layer, []).append(Change(edit.operation, [cell.index for cell in cells], amounts))
+    return changes
+
+
+def check_cell(model: MemoryModel, cell: Cell) -> None:
+    """An error with the valid range where a model has no such cell."""
+    if not 1 <= cell.layer <= model.layers:
+        raise CellError(f"{cell}: {model.name} has layers 1 to {model.layers}, found layer {cell.layer}")
+    if cell.index >= model.cells[cell.layer - 1]:
+        last = model.cells[cell.layer - 1] - 1
+        raise CellError(f"{cell}: layer {cell.layer} of {model.name} has cells 0 to {last}, found {cell.index}")
+
+
+def edited(
+    m: Float[Tensor, "*pos cells"], changes: Sequence[Change], where: Bool[Tensor, "*pos"] | None = None
+) -> Float[Tensor, "*pos cells"]:
+    """A layer's coefficients with its changes made one behind the other, everywhere or `where` it is true: a new tensor."""
+    new = m.clone()
+    for change in changes:
+        cells = torch.tensor(change.cells, device=m.device)
+        before = new[..., cells]
+        after = change.operation.of(before, torch.tensor(change.amounts, device=m.device, dtype=m.dtype))
+        new[..., cells] = after if where is None else torch.where(where[..., None], after, before)
+    return new
+
+
+def _cell(cell: Any) -> Cell:
+    """A cell by its name, itself, or as the `cell` of something found: a cell of an index, a trigger."""
+    return Cell.parse(cell if isinstance(cell, (str, Cell)) else getattr(cell, "cell", cell))
+
+
+def _file(name: str) -> list[Cell]:
+    path = Path(name).expanduser()
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FfmemError(f"@{name}: expected a file with a cell a line, found: {reason}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        try:
+            found += [Cell.parse(text)] if text else []
+        except CellError as error:
+            raise CellError(f"{path}:{number}: {error}") from error
+    return found
+
+
+def _written(number: float) -> str:
+    """As short as it can be to be read again as the same number."""
+    return repr(number).removesuffix(".0")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

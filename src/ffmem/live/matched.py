@@ -1,0 +1,182 @@
+"""Matched prefixes: where a cell fires in a text, and like places where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ffmem.corpus.plan import Batch, Corpus, Shard
+from ffmem.index.origin import BATCH_TOKENS
+from ffmem.model.memories import MemoryModel
+from ffmem.progress import reporting
+from ffmem.words import Cell
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first tokens of a sentence, and the token that really follows them (None at its end)."""
+
+    ids: Int[np.ndarray, " pos"]
+    next: int | None
+    coefficient: float
+    """The cell's, behind the last token."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefix that fires a cell, and one that does not, of the nearest length there was."""
+
+    fires: Prefix
+    matched: Prefix | None
+    same_token: bool
+    """Whether both end in the same token."""
+
+
+@dataclass
+class Gathered:
+    """What a text holds of one cell, a shard at a time: a random sample of the prefixes above a threshold."""
+
+    cell: Cell
+    threshold: float
+    limit: int
+    chance: np.random.Generator
+    above: int = 0
+    """Different prefixes above the threshold."""
+    repeated: int = 0
+    """Prefixes above it that were read before."""
+    _held: list[tuple[float, Pair]] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [pair for _, pair in self._held]
+
+    def add(self, places: _Places, coefficients: Float[np.ndarray, " n"]) -> None:
+        """Take in a shard. Prefixes with the smallest random numbers stay, so each has the same chance."""
+        fires = coefficients > self.threshold
+        found = [int(at) for at in np.flatnonzero(fires) if int(places.key[at]) not in self._seen]
+        self.repeated += int(places.count[fires].sum()) - len(found)
+        self.above += len(found)
+        self._seen.update(places.key[found].tolist())
+        numbers = self.chance.random(len(found))
+        bound = self._held[-1][0] if len(self._held) == self.limit else np.inf
+        order = [at for at in np.argsort(numbers, kind="stable").tolist() if numbers[at] < bound][: self.limit]
+        used = fires.copy()
+        for at in order:
+            self._held.append((float(numbers[at]), self._pair(places, coefficients, found[at], used)))
+        self._held = sorted(self._held, key=lambda one: one[0])[: self.limit]
+
+    def _pair(self, places: _Places, coefficients: np.ndarray, at: int, used: Bool[np.ndarray, " n"]) -> Pair:
+        """The prefix at a place with the nearest in length that is not `used`: same last token if there is any."""
+        free = np.flatnonzero(~used)
+        alike = free[places.token[free] == places.token[at]]
+        same = len(alike) > 0
+        pool = alike if same else free
+        matched = None
+        if len(pool):
+            apart = np.abs(places.position[pool] - places.position[at])
+            nearest = pool[apart == apart.min()]
+            other = int(nearest[self.chance.integers(len(nearest))])
+            used[other] = True
+            matched = places.prefix(other, float(coefficients[other]))
+        return Pair(places.prefix(at, float(coefficients[at])), matched, same)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """All different prefixes of a shard, an entry each."""
+
+    shard: Shard
+    sentence: Int[np.ndarray, " n"]
+    """In the shard, from 0."""
+    position: Int[np.ndarray, " n"]
+    """The length of the prefix."""
+    token: Int[np.ndarray, " n"]
+    """Its last."""
+    key: Int[np.ndarray, " n"]
+    """Half of its hash."""
+    count: Int[np.ndarray, " n"]
+    """How often it was read in the shard."""
+
+    def prefix(self, at: int, coefficient: float) -> Prefix:
+        ids, length = self.shard.sentences[int(self.sentence[at])].ids, int(self.position[at])
+        # A copy: a view would keep the whole shard.
+        return Prefix(ids[:length].astype(np.int64), int(ids[length]) if length < len(ids) else None, coefficient)
+
+
+def gather(
+    model: MemoryModel,
+    corpus: Corpus,
+    thresholds: dict[Cell, float],
+    *,
+    bos: int | None,
+    limit: int,
+    seed: int,
+    quiet: bool = False,
+) -> list[Gathered]:
+    """Read a text once, a shard in memory at a time, and keep up to `limit` pairs a cell.
+
+    Equal prefixes count once. A match comes from the same shard as the prefix it is for, and is given once.
+    """
+    cells = list(thresholds)
+    found = [
+        Gathered(cell, thresholds[cell], limit, np.random.default_rng([seed, 3, cell.layer, cell.index])) for cell in cells
+    ]
+    with reporting("looking for prefixes", quiet=quiet) as reporter:
+        for shard in corpus.shards_ahead():
+            if not shard.sentences:
+                continue
+            places, read = _read(model, shard, cells, bos)
+            for one, coefficients in zip(found, read, strict=True):
+                one.add(places, coefficients)
+            reporter.update(shard.fraction, f"{shard.after.tokens:,} tokens read")
+    return found
+
+
+def _read(
+    model: MemoryModel, shard: Shard, cells: Sequence[Cell], bos: int | None
+) -> tuple[_Places, list[Float[np.ndarray, " n"]]]:
+    """The different prefixes of a shard, and behind each the coefficient of every cell."""
+    parts: list[list[np.ndarray]] = []
+    read: dict[Cell, list[np.ndarray]] = {cell: [] for cell in cells}
+    real: Bool[np.ndarray, "batch pos"] = np.zeros((0, 0), bool)
+    start = 0
+
+    def visit(layer: int, m: Tensor) -> None:
+        here = [cell for cell in cells if cell.layer == layer]
+        picked = m[:, start:, torch.tensor([cell.index for cell in here], device=m.device)].float().cpu().numpy()
+        for column, cell in enumerate(here):
+            read[cell].append(picked[:, :, column][real])
+
+    size = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+    with model.reading(visit, {cell.layer for cell in cells}) as forward:
+        for batch in shard.batches(size, bos):
+            start = batch.start
+            real = np.arange(batch.keys.shape[1]) < batch.lengths[:, None]
+            parts.append(_columns(batch, shard.first, real))
+            forward(torch.from_numpy(batch.ids))
+    sentence, position, token, key = (np.concatenate(column) for column in zip(*parts, strict=True))
+    key, first, count = np.unique(key, return_index=True, return_counts=True)
+    places = _Places(shard, sentence[first], position[first], token[first], key, count)
+    return places, [np.concatenate(read[cell])[first] for cell in cells]
+
+
+def _columns(batch: Batch, first: int, real: Bool[np.ndarray, "batch pos"]) -> list[np.ndarray]:
+    """Sentence, length, last token and key of every prefix in a batch."""
+    lengths = np.broadcast_to(np.arange(1, real.shape[1] + 1), real.shape)
+    sentences = np.broadcast_to((batch.sentences - first)[:, None], real.shape)
+    return [sentences[real], lengths[real], batch.ids[:, batch.start :][real], batch.keys[:, :, 0][real]]
+
+
+def both(pairs: Iterable[Pair]) -> dict[str, list[Prefix]]:
+    """The prefixes of each group."""
+    pairs = list(pairs)
+    return {
+        "fires": [pair.fires for pair in pairs],
+        "matched": [pair.matched for pair in pairs if pair.matched is not None],
+    }

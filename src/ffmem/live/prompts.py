@@ -1,0 +1,88 @@
+"""Prompts: text as token ids, and what a model says at their positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import GenerationConfig
+
+from ffmem.model.loading import quiet_transformers
+from ffmem.model.memories import MemoryModel
+from ffmem.model.spots import hooked, record_spot, spots_of
+from ffmem.words import FfmemError
+
+
+def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> list[int]:
+    """A prompt's tokens, without the beginning-of-sentence token: at least one, and `room` left for more in the context."""
+    ids = model.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    if not ids:
+        raise FfmemError(f"expected a prompt of at least 1 token, found {prompt!r}")
+    most = model.context - int(bos)
+    if len(ids) > most:
+        raise FfmemError(f"expected a prompt of 1 to {most} tokens, as {model.name} takes, found {len(ids)}")
+    if len(ids) + room > most:
+        left = most - len(ids)
+        raise FfmemError(f"expected 0 to {left} tokens to generate behind a prompt of {len(ids)}, found {room}")
+    return list(ids)
+
+
+def token_id(model: MemoryModel, token: str | int) -> int:
+    """One token by its text (its space counts: ` Paris`) or its id."""
+    if isinstance(token, int):
+        if not 0 <= token < model.vocabulary.size:
+            raise FfmemError(f"expected a token id from 0 to {model.vocabulary.size - 1}, found {token}")
+        return token
+    ids = model.tokenizer(token, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    if len(ids) == 1 and (ids[0] != unknown or token == model.tokenizer.unk_token):
+        return int(ids[0])
+    found = " + ".join(repr(text) for text in token_texts(model, ids)) or "nothing"
+    raise FfmemError(
+        f"expected one token of {model.name}, found {token!r}, which it reads as {found}; a space in front counts"
+    )
+
+
+def token_texts(model: MemoryModel, ids: list[int]) -> list[str]:
+    """The texts of some tokens, spaces kept, as a run's table of tokens has them."""
+    names = model.tokenizer.convert_ids_to_tokens(ids)
+    special = set(model.tokenizer.all_special_tokens)
+    return [_text(model, id, name, name in special) for id, name in zip(ids, names, strict=True)]
+
+
+def _text(model: MemoryModel, id: int, name: str | None, special: bool) -> str:
+    if not name or special:
+        return name or ""
+    # Decoding a piece alone would lose the space in front that sentencepiece writes into its name.
+    return name.replace("▁", " ") if name.startswith("▁") else str(model.tokenizer.decode([id]))
+
+
+@torch.inference_mode()
+def log_probs_at(
+    model: MemoryModel, ids: Int[Tensor, "batch pos"], at: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch vocab"]:
+    """What a model says comes next behind one column of each row, and no other: log-probabilities in float32."""
+    kept: list[Tensor] = []
+    ((path, side),) = spots_of(model.family.o)
+    with hooked(record_spot(model.blocks[-1], path, side, kept.append)):
+        model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
+    stream = kept[0].reshape(*ids.shape, -1)
+    h = stream[torch.arange(len(ids), device=stream.device), at.to(stream.device)]
+    return model.vocabulary.log_probs(model.closed(h, model.layers), norm=True)
+
+
+def greedy(model: MemoryModel, ids: list[int], count: int) -> list[int]:
+    """The most likely token, `count` times or up to the end of the text, behind ids that are fed as they are."""
+    if not count:
+        return []
+    fed = torch.tensor([ids], device=model.device)
+    end = getattr(model.model.generation_config, "eos_token_id", None)
+    settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    settings |= {"max_new_tokens": count, "eos_token_id": end, "pad_token_id": model.bos or 0, "use_cache": True}
+    with quiet_transformers():
+        found = model.model.generate(
+            fed, attention_mask=torch.ones_like(fed), generation_config=GenerationConfig(**settings)
+        )
+    return found[0, len(ids) :].tolist()

@@ -1,0 +1,264 @@
+"""How a trace shows itself: text that fits a terminal, and in a notebook a grid of layers and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+from unicodedata import combining, east_asian_width
+
+from ffmem.index.pages import shown_token, visible
+
+if TYPE_CHECKING:
+    from ffmem.index.reader import Said
+    from ffmem.live.grid import Grid, Tile
+    from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place
+    from ffmem.live.trace import Trace
+
+WIDTH = 100
+"""Columns of a terminal."""
+SHOWN_VOTES = 3
+"""Cells for and against a token that a line has room for."""
+
+
+def trace_lines(trace: Trace) -> list[str]:
+    """The positions that were asked for, one below the other."""
+    lines = [_cut(f"{trace.model.name} · {len(trace.ids)} tokens: {visible(trace.prompt)}", WIDTH)]
+    for place in trace.places:
+        lines += ["", *place_lines(place)]
+    return lines
+
+
+def place_lines(place: Place) -> list[str]:
+    return [
+        *_head(place),
+        "",
+        *_layer_table(place),
+        "",
+        *_sum(place),
+        "",
+        *_cells("promoting", place.promoting),
+        *_cells("suppressing", place.suppressing),
+        *_rest(place),
+        *_outvoted(place),
+    ]
+
+
+def _head(place: Place) -> list[str]:
+    said = [f"predicts {_said(place.final)}"]
+    if place.next is not None:
+        said.append(f"next {_said(place.next)}")
+    if place.token.id not in (place.final.id, None if place.next is None else place.next.id):
+        said.append(f"target {_said(place.token)}, rank {place.rank:,}")
+    title = f"position {place.position}: "
+    return [title + _tail(visible(place.prefix), WIDTH - len(title)), _cut("  ".join(said), WIDTH)]
+
+
+def _layer_table(place: Place) -> list[str]:
+    name = shown_token(place.token.token)
+    aimed = place.layers[0].o.target is not None
+    lines = [
+        _cut(f"residual + ffn = output; the rank of {name} there, and what its logit gets", WIDTH),
+        _row("layer", "residual", "ffn", "output", "case", "p", "rank", "attention", "ffn"),
+    ]
+    for layer in place.layers:
+        standing = layer.o.target if aimed else layer.o.final
+        assert standing is not None
+        r, y, o = (_said(reading.top[0]) for reading in (layer.r, layer.y, layer.o))
+        p, rank = f"{standing.probability:.2g}", _count(standing.rank)
+        lines.append(_row(str(layer.layer), r, y, o, layer.case, p, rank, _signed(layer.attention), _signed(layer.ffn)))
+    return lines
+
+
+def _row(layer: str, r: str, y: str, o: str, case: str, p: str, rank: str, attention: str, ffn: str) -> str:
+    said = " ".join(_padded(_short(text, 15), 15) for text in (r, y, o))
+    return f"{layer:>5} {said} {case:<11} {p:>7} {rank:>7} {attention:>9} {ffn:>8}".rstrip()
+
+
+def _sum(place: Place) -> list[str]:
+    """What the logit is made of."""
+    name = shown_token(place.token.token)
+    if place.embedding is None or place.norm_bias is None:
+        lines = [f"contributions are to the logit of {name} in each layer's own output"]
+    else:
+        attention = sum(layer.attention.total for layer in place.layers)
+        cells = sum(layer.cells.total for layer in place.layers)
+        value_bias = sum(layer.value_bias.total for layer in place.layers)
+        parts = {"embedding": place.embedding.total, "attention": attention, "cells": cells, "value bias": value_bias}
+        parts |= {"norm bias": place.norm_bias.total, "unembedding bias": place.unembedding_bias.total}
+        shown = "  ".join(f"{part} {size:+.3g}" for part, size in parts.items() if size)
+        lines = [f"{name} has {place.logit.total:.4g} = {shown}"]
+    if place.logit.scores:
+        scores = " and ".join(f"{size:.4g} in the {score}" for score, size in place.logit.scores.items())
+        lines.append(f"an adaptive softmax: {scores}, before each is normalised")
+    how = f"held at their actual scales: {', '.join(place.frozen)}" if place.frozen else "no norm in the way: exact"
+    return [_cut(line, WIDTH) for line in (*lines, how)]
+
+
+def _cells(title: str, cells: Sequence[CellPart]) -> list[str]:
+    if not cells:
+        return [f"{title}: no cell"]
+    lines = [f"{title:<12} {'m':>8} {'adds':>8}  the value says"]
+    for one in cells:
+        value = " ".join(_said(said) for said in one.value)
+        lines.append(_cut(f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}  {value}", WIDTH))
+        if one.trigger is not None:
+            following = f" ▸ {shown_token(one.trigger.next)}"
+            prefix = _tail(visible(one.trigger.prefix), WIDTH - 33 - _width(following))
+            lines.append(_cut(f"{'':<31}{prefix}{following}", WIDTH))
+    return lines
+
+
+def _rest(place: Place) -> list[str]:
+    if place.rest is None:
+        return []
+    return [f"  the other {place.rest_cells:,} cells add {_signed(place.rest)}"]
+
+
+def _outvoted(place: Place) -> list[str]:
+    if not place.outvoted or place.next is None:
+        return []
+    name = shown_token(place.next.token)
+    lines = ["", _cut(f"outvoted: cells whose value puts {name} first, in layers whose FFN does not", WIDTH)]
+    for one in place.outvoted:
+        lines.append(_cut(f"  layer {one.layer} says {_said(one.said)}", WIDTH))
+        lines.append(_cut(f"    for {name}: {_votes(one.cells)}", WIDTH))
+        lines.append(_cut(f"    against it: {_votes(one.suppressors)}", WIDTH))
+    return lines
+
+
+def _votes(cells: Sequence[CellPart]) -> str:
+    shown = ", ".join(f"{one.cell} {_signed(one.contribution)}" for one in cells[:SHOWN_VOTES])
+    more = len(cells) - SHOWN_VOTES
+    return (shown or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def _said(said: Said) -> str:
+    return f"{shown_token(said.token)} {said.probability:.2g}"
+
+
+def _signed(amount: Amount) -> str:
+    """In at most eight columns: a logit's thousandths are enough for the eye."""
+    return f"{amount.total:+.3f}" if abs(amount.total) < 100 else f"{amount.total:+.2e}"
+
+
+def _count(rank: int) -> str:
+    """In at most seven columns.
+
+    >>> _count(283429), _count(1234567)
+    ('283,429', '1.2e+06')
+    """
+    return f"{rank:,}" if rank < 10**6 else f"{rank:.1e}"
+
+
+def _width(text: str) -> int:
+    """Columns that a terminal gives a text: two for wide characters, none for accents.
+
+    >>> _width("東a")
+    3
+    """
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _cut(text: str, width: int) -> str:
+    """The beginning of a text where it is too long.
+
+    >>> _cut("a long word", 6)
+    'a lon…'
+    """
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text where it is too long: what comes next matters most."""
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[1:]
+    return "…" + text
+
+
+def _short(text: str, width: int) -> str:
+    """A token with its probability: the token is cut, not the number."""
+    if _width(text) <= width:
+        return text
+    token, _, number = text.rpartition(" ")
+    return f"{_cut(token, width - len(number) - 1)} {number}"
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))
+
+
+_CELL = "padding:1px 5px;text-align:left;white-space:nowrap"
+_TABLE = '<table style="border-spacing:1px;font-size:12px">'
+
+
+def trace_page(trace: Trace) -> str:
+    """The grid where it belongs to the trace, and the positions that were asked for."""
+    parts = [grid_page(trace.grid)] if trace.with_grid else []
+    return "".join([*parts, *(place_page(place) for place in trace.places)])
+
+
+def grid_page(grid: Grid) -> str:
+    """The last layer on top; a tile is what o says, the darker the likelier; all else is in its title."""
+    head = "".join(f'<th style="{_CELL}">{escape(visible(token))}</th>' for token in grid.tokens)
+    rows = [f'<tr><th style="{_CELL}">layer</th>{head}</tr>']
+    for layer, tiles in reversed(list(enumerate(grid.rows, 1))):
+        rows.append(f'<tr><th style="{_CELL}">{layer}</th>{"".join(_tile(layer, tile) for tile in tiles)}</tr>')
+    return f'<div style="overflow-x:auto">{_TABLE}{"".join(rows)}</table></div>'
+
+
+def _tile(layer: int, tile: Tile) -> str:
+    title = (
+        f"layer {layer}, {tile.case}\nresidual {_said(tile.r)}\nffn {_said(tile.y)}\noutput {_said(tile.o)}\n"
+        f"final token {tile.final.probability:.2g}, rank {tile.final.rank:,}\n"
+    )
+    if tile.target is not None:
+        title += f"target {tile.target.probability:.2g}, rank {tile.target.rank:,}\n"
+    title += f"adds to the logit: attention {tile.attention:+.3g}, ffn {tile.ffn:+.3g}"
+    # The text stays readable on its own colour: dark on light up to 0.75 of blue.
+    colour = f"background:rgba(70,130,220,{0.05 + 0.7 * tile.o.probability:.2f})"
+    return f'<td style="{_CELL};{colour}" title="{escape(title)}">{escape(visible(tile.o.token))}</td>'
+
+
+def place_page(place: Place) -> str:
+    """The text's tables as HTML."""
+    tables = [
+        _html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
+        *(
+            _html_table(["cell", "m", "adds", "the value says", "best trigger"], map(_html_cell, cells), title)
+            for title, cells in (("promoting", place.promoting), ("suppressing", place.suppressing))
+            if cells
+        ),
+    ]
+    if place.outvoted:
+        columns = ["layer", "says", "for the next token", "against it"]
+        tables.append(_html_table(columns, map(_html_outvoted, place.outvoted), "outvoted"))
+    text = [escape(line) for line in (*_head(place), *_sum(place))]
+    return f"<div>{'<br>'.join(text)}{''.join(tables)}<p>{escape(''.join(_rest(place)))}</p></div>"
+
+
+def _html_layer(layer: LayerTrace) -> list[str]:
+    said = [_said(reading.top[0]) for reading in (layer.r, layer.y, layer.o)]
+    return [str(layer.layer), *said, layer.case, _signed(layer.attention), _signed(layer.ffn)]
+
+
+def _html_cell(one: CellPart) -> list[str]:
+    trigger = "" if one.trigger is None else f"{visible(one.trigger.prefix)} ▸ {shown_token(one.trigger.next)}"
+    value = " ".join(_said(said) for said in one.value)
+    return [str(one.cell), f"{one.coefficient:.3g}", _signed(one.contribution), value, trigger]
+
+
+def _html_outvoted(one: Outvoted) -> list[str]:
+    return [str(one.layer), _said(one.said), _votes(one.cells), _votes(one.suppressors)]
+
+
+def _html_table(columns: list[str], rows: Iterable[list[str]], title: str = "") -> str:
+    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in columns)
+    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(text)}</td>' for text in row) + "</tr>" for row in rows)
+    return f"{f'<b>{escape(title)}</b>' if title else ''}{_TABLE}<tr>{head}</tr>{body}</table>"

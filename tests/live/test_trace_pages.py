@@ -1,0 +1,112 @@
+"""How a trace shows itself: in a terminal of 100 columns, and in a notebook."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from ffmem import load_model
+from ffmem.index.reader import Said
+from ffmem.live.grid import Grid, Tile
+from ffmem.live.place import Standing
+from ffmem.live.trace import trace
+from ffmem.live.trace_pages import WIDTH, _width, grid_page, place_lines, place_page
+from ffmem.words import Cell, Trigger
+from tests.tiny import tiny_model, word_tokenizer
+
+NASTY = '<b onclick="x">&\n'
+WIDE = "東京" * 80
+
+
+@pytest.fixture(scope="module", params=["gpt2", "adaptive_lm", "opt-post-norm-projected"])
+def found(request):
+    model = load_model(tiny_model(request.param), tokenizer=word_tokenizer())
+    return trace(model, "the king left the river " * 10, target="Paris")
+
+
+class Checker(HTMLParser):
+    """Which tags a page has, and whether every one is closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.titles, self.text = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.titles += [value for name, value in attrs if name == "title"]
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_every_line_fits_a_terminal_and_every_part_is_told(found):
+    place = found.at(-1)
+    lines = found.lines()
+    assert max(map(_width, lines)) <= WIDTH
+    text = str(found)
+    assert text == "\n".join(lines)
+    assert str(place) in text
+    for part in ("embedding", "attention", "cells", "promoting", "suppressing", "the other", str(place.promoting[0].cell)):
+        assert part in text
+    for norm in place.frozen:
+        assert norm in text
+    assert "no norm in the way" in text or place.frozen
+
+
+def test_long_and_wide_words_are_cut_to_their_columns(found):
+    place = found.at(-1)
+    said = Said(WIDE, 5, 1e-12)
+    long = Trigger(Cell(1, 2), "+", 1, 1.0, 0, 3, WIDE, WIDE[:7])
+    part = replace(place.promoting[0], value=(said,) * 5, trigger=long, coefficient=-1.23456e-12)
+    reading = replace(place.layers[0].r, top=(said,))
+    layers = tuple(replace(layer, r=reading, y=reading, o=replace(layer.o, top=(said,))) for layer in place.layers)
+    changed = replace(place, prefix=WIDE, final=said, next=said, layers=layers, promoting=(part,), suppressing=())
+    lines = place_lines(changed)
+    assert max(map(_width, lines)) <= WIDTH
+    assert any("▸" in line for line in lines)
+    assert "suppressing: no cell" in lines
+    assert Checker(place_page(changed)).tags.count("table") >= 2
+
+
+def test_of_a_layer_the_text_says_so(found):
+    lines = place_lines(trace(found.model, "the king", of="layer").at(-1))
+    assert any("in each layer's own output" in line for line in lines)
+    assert not any("the other" in line for line in lines)
+
+
+def test_a_notebook_shows_a_grid_of_layers_and_tokens(found):
+    page = found._repr_html_()
+    checker = Checker(page)
+    assert checker.tags.count("td") >= 3 * 50
+    assert len(checker.titles) == 3 * 50
+    assert "script" not in checker.tags
+    assert "http" not in page
+    assert "river" in checker.text
+    one = Checker(trace(found.model, "the king", at=0)._repr_html_())
+    assert one.titles == []  # no grid was asked for
+
+
+def test_words_are_escaped_and_likely_ones_are_darker(found):
+    standing = Standing(0.5, 1)
+    tile = Tile(*(Said(NASTY, 1, p) for p in (0.1, 0.2, 1.0)), "composition", standing, None, 1.0, -1.0)
+    unlikely = replace(tile, o=Said("x", 2, 0.0), target=standing)
+    page = grid_page(Grid((NASTY, "b"), ((tile, unlikely),)))
+    checker = Checker(page)
+    assert "b" not in checker.tags
+    assert '<b onclick="x">&⏎' in checker.text
+    assert "0.75)" in page
+    assert "0.05)" in page
+    assert "residual “<b onclick" in checker.titles[0]
+    assert "target" not in checker.titles[0]
+    assert "target 0.5, rank 1" in checker.titles[1]
+    place = replace(found.at(-1), prefix=NASTY, final=Said(NASTY, 1, 0.5))
+    assert "onclick" in "".join(Checker(place_page(place)).text)
+    assert "<b onclick" not in place_page(place)
