@@ -153,3 +153,17 @@ def test_the_first_token_is_bos_else_eos_else_none(bos, eos, first):
 def test_a_bos_switch_of_another_name_is_an_error(memories):
     with pytest.raises(FfmemError, match="expected bos auto, on or off, found 'maybe'"):
         memories("gpt2").check_bos("maybe")
+
+
+def test_generating_text_is_taking_the_likeliest_token_again_and_again(gpt2):
+    written = gpt2.generate("the king", 4)
+    ids = [gpt2.bos, *gpt2.tokenizer("the king")["input_ids"]]
+    for _ in range(4):
+        ids.append(int(gpt2.logits(torch.tensor([ids]))[0, -1].argmax()))
+    expected = ids[3:]
+    if gpt2.bos in expected:
+        expected = expected[: expected.index(gpt2.bos)]
+    assert written == gpt2.tokenizer.decode(expected, skip_special_tokens=True)
+    assert gpt2.generate("the king", 0) == ""
+    with pytest.raises(FfmemError, match="tokens to generate"):
+        gpt2.generate("the king", 10**6)

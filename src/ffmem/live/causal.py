@@ -23,9 +23,9 @@ from ffmem.index.values import model_of
 from ffmem.live.edits import Edit, Operation, parse_cells, resolve
 from ffmem.live.intervene import applying
 from ffmem.live.matched import Gathered, Prefix, both, gather
-from ffmem.live.prompts import log_probs_at
 from ffmem.live.scope import Scope
 from ffmem.model.memories import MemoryModel
+from ffmem.model.prompts import log_probs_at
 from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import reporting
 from ffmem.results import Result

@@ -17,10 +17,10 @@ from ffmem.live.comparison_pages import comparison_lines, mean_and_spread
 from ffmem.live.control import Control, draw_controls
 from ffmem.live.edits import Edit, parse_edits, resolve, statistics_for
 from ffmem.live.intervene import applying
-from ffmem.live.prompts import greedy, log_probs_at, prompt_ids, token_id, token_texts
 from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
+from ffmem.model.prompts import greedy, log_probs_at, prompt_ids, token_id, token_texts
 from ffmem.words import FfmemError
 
 UNLIKE = 0.2

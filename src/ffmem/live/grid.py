@@ -13,8 +13,8 @@ from ffmem.index.reader import Said
 from ffmem.live.capture import Flow
 from ffmem.live.contributions import contributions
 from ffmem.live.place import Standing, case_of, plain
-from ffmem.live.prompts import token_texts
 from ffmem.model.memories import MemoryModel
+from ffmem.model.prompts import token_texts
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from ffmem.index.reader import Index, Said
-from ffmem.live.prompts import token_texts
 from ffmem.model.memories import MemoryModel
+from ffmem.model.prompts import token_texts
 from ffmem.words import Cell, Trigger
 
 SHOWN = 5

@@ -16,8 +16,8 @@ from ffmem.live.grid import standing
 from ffmem.live.known import Known
 from ffmem.live.outvoted import Vote, Votes, outvoted
 from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place, Reading, Standing, amount, case_of
-from ffmem.live.prompts import token_texts
 from ffmem.model.memories import MemoryModel
+from ffmem.model.prompts import token_texts
 from ffmem.words import Cell
 
 PREDICTIONS = 5

@@ -18,11 +18,11 @@ from ffmem.live.contributions import check_of, frozen_norms
 from ffmem.live.grid import Grid, grid_of
 from ffmem.live.known import Known
 from ffmem.live.place import Place
-from ffmem.live.prompts import prompt_ids, token_id, token_texts
 from ffmem.live.reading import Question, read_places
 from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
+from ffmem.model.prompts import prompt_ids, token_id, token_texts
 from ffmem.words import FfmemError
 
 FORMAT = 1

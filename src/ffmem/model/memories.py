@@ -271,6 +271,14 @@ class MemoryModel:
         path, _ = self.family.o.rsplit(".", 1)
         return self.blocks[layer - 1].get_submodule(path)(h)
 
+    def generate(self, prompt: str, tokens: int = 20, *, bos: str = "auto") -> str:
+        """What the model writes behind a prompt: the most likely token, `tokens` times or up to the end of the text."""
+        from ffmem.model.prompts import greedy, prompt_ids
+
+        first = [self.bos] if self.check_bos(bos) else []
+        written = greedy(self, [*first, *prompt_ids(self, prompt, bos=bool(first), room=tokens)], tokens)
+        return str(self.tokenizer.decode(written, skip_special_tokens=True))
+
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
         if bos not in ("auto", "on", "off"):
