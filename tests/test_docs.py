@@ -69,3 +69,9 @@ def test_the_bundled_models_card_shows_the_numbers_that_were_measured():
     from benchmarks.card import card
 
     assert card() in (DOCS / "wiki16.md").read_text("utf-8")
+
+
+def test_the_experiments_page_shows_the_costs_that_were_measured():
+    from benchmarks.cost import cost
+
+    assert cost() in (DOCS / "experiments.md").read_text("utf-8")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MODEL = "wiki16"
 CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
 TOP = 20
-EXAMPLES, CELLS = 200, 2
+EXAMPLES, CELLS = 100, 2
 """Prefixes to follow, and cells a layer whose triggers have tokens removed: a taste of the paper's 4,000 and 100."""
 SHOWN, A_LAYER = 6, 1
 """Cells to show, in all and of a layer."""
