@@ -31,7 +31,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/index.py --memory -o docs/benchmark.json
 	$(BIN)/python -m benchmarks.table
 	$(BIN)/python -m benchmarks.card
-	$(BIN)/python benchmarks/experiments.py pocket -o docs/experiments.json
+	$(BIN)/python -m benchmarks.experiments pocket -o docs/experiments.json
 	$(BIN)/python -m benchmarks.cost
 
 $(BIN)/python:

@@ -1,7 +1,7 @@
 """What the paper's experiments cost: each one's time as a ratio to the bare forward of its examples.
 
-    python benchmarks/experiments.py pocket -o docs/experiments.json     wiki16 on the bundled text, the paper's samples
-    python benchmarks/experiments.py paper -o docs/experiments.json      the paper's shape, random weights (for a GPU)
+    python -m benchmarks.experiments pocket -o docs/experiments.json     wiki16 on the bundled text, the paper's samples
+    python -m benchmarks.experiments paper -o docs/experiments.json      the paper's shape, random weights (for a GPU)
 
 The examples of `removal` are its triggers, those of `agreement` every cell's top trigger, those of the others the prefixes
 that are followed. Their bare forward is computed from the tokens that the model reads a second without looking.
