@@ -1,4 +1,4 @@
-"""What the experiments cost, as the table that docs/experiments.md shows: `python -m benchmarks.cost` writes it there."""
+"""What experiments and traces cost, as their pages in the docs show it: `python -m benchmarks.cost` writes it there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.table import put_between_markers
 
 MEASURED = Path(__file__).parents[1] / "docs" / "experiments.json"
+LIVE = MEASURED.with_name("live.json")
 
 
 def cost() -> str:
@@ -32,5 +33,20 @@ def _one(result: dict[str, Any]) -> str:
     )
 
 
+def live_cost() -> str:
+    """Markdown, from docs/live.json."""
+    found: dict[str, Any] = json.loads(LIVE.read_text("utf-8"))
+    return "\n".join(
+        [
+            f"| {found['tokens']} tokens through wiki16 | seconds | × a forward with logits |",
+            "|---|---|---|",
+            *(f"| {name} | {one['seconds']} | {one['ratio']} |" for name, one in found["ways"].items()),
+            "",
+            f"`python -m benchmarks.live`, best of five, {found['machine']}, {found['date']}.",
+        ]
+    )
+
+
 if __name__ == "__main__":
     put_between_markers(MEASURED.with_suffix(".md"), cost())
+    put_between_markers(LIVE.with_suffix(".md"), live_cost())

@@ -141,6 +141,7 @@ def _print_next(index: Index, page: Path | None) -> None:
     name = next((view.name for view in worth_seeing(index, 1)), str(Cell(index.layers[-1], 0)))
     steps = {
         f"ffmem show {index.path} {name}": "a cell in full; any other works too",
+        f'ffmem trace {MODEL} "The capital of France is" --run {index.path}': "which cells make one prediction",
         f"ffmem experiments {index.path} --eval {HELD_OUT}": "the experiments with samples of the paper's size",
         "ffmem index MODEL TEXT -o RUN": "a model and a text of your own",
     }
