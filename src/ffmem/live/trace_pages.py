@@ -228,19 +228,23 @@ def _tile(layer: int, tile: Tile) -> str:
 
 def place_page(place: Place) -> str:
     """The text's tables as HTML."""
+    columns = ["cell", "m", "adds", "the value says", "best trigger"]
     tables = [
         _html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
         *(
-            _html_table(["cell", "m", "adds", "the value says", "best trigger"], map(_html_cell, cells), title)
+            _html_table(columns[: 5 if any(part.trigger for part in cells) else 4], map(_html_cell, cells), title)
             for title, cells in (("promoting", place.promoting), ("suppressing", place.suppressing))
             if cells
         ),
     ]
     if place.outvoted:
-        columns = ["layer", "says", "for the next token", "against it"]
-        tables.append(_html_table(columns, map(_html_outvoted, place.outvoted), "outvoted"))
+        tables.append(
+            _html_table(
+                ["layer", "says", "for the next token", "against it"], map(_html_outvoted, place.outvoted), "outvoted"
+            )
+        )
     text = [escape(line) for line in (*_head(place), *_sum(place))]
-    return f"<div>{'<br>'.join(text)}{''.join(tables)}<p>{escape(''.join(_rest(place)))}</p></div>"
+    return f"<div><p>{'<br>'.join(text)}</p>{''.join(tables)}<p>{escape(''.join(_rest(place)))}</p></div>"
 
 
 def _html_layer(layer: LayerTrace) -> list[str]:
