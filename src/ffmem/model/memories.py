@@ -275,7 +275,7 @@ class MemoryModel:
         """What the model writes behind a prompt: the most likely token, `tokens` times or up to the end of the text."""
         from ffmem.model.prompts import greedy, prompt_ids
 
-        first = [self.bos] if self.check_bos(bos) else []
+        first = [self.bos] if self.check_bos(bos) and self.bos is not None else []
         written = greedy(self, [*first, *prompt_ids(self, prompt, bos=bool(first), room=tokens)], tokens)
         return str(self.tokenizer.decode(written, skip_special_tokens=True))
 
