@@ -81,22 +81,23 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
     index = build_index(model, CORPUS, out=run, top=TOP, quiet=quiet)
     if not index.has_values:
         index = values(index, model, top=10, quiet=quiet)
-    _print_cells(index)
+    cells = worth_seeing(index)
+    _print_cells(index, cells)
     results = list(run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet))
     _print_claims({result.experiment: result for result in results})
     page = _page(index)
     if not quiet:
-        _print_next(index, page)
+        _print_next(index, cells, page)
     return index
 
 
-def _print_cells(index: Index) -> None:
+def _print_cells(index: Index, cells: list[CellView]) -> None:
     counts = index.counts
     print(
         f"{MODEL}, a language model of {counts['cells']:,} memory cells, has read {counts['sentences']:,} sentences of a "
         "pocket encyclopedia.\nThese are cells whose value promotes what really follows their triggers, one a layer:\n"
     )
-    for view in worth_seeing(index):
+    for view in cells:
         said = view.value.top(1)[0]
         print(f"{view.name}  promotes {shown_token(said.token)}  (agrees with {agreement(view):.0%} of its triggers)")
         for trigger in view.triggers[:4]:
@@ -137,8 +138,8 @@ def _page(index: Index) -> Path | None:
         return None
 
 
-def _print_next(index: Index, page: Path | None) -> None:
-    name = next((view.name for view in worth_seeing(index, 1)), str(Cell(index.layers[-1], 0)))
+def _print_next(index: Index, cells: list[CellView], page: Path | None) -> None:
+    name = cells[0].name if cells else str(Cell(index.layers[-1], 0))
     steps = {
         f"ffmem show {index.path} {name}": "a cell in full; any other works too",
         f'ffmem trace {MODEL} "The capital of France is" --run {index.path}': "which cells make one prediction",

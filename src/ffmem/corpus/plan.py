@@ -6,7 +6,7 @@ import hashlib
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -88,11 +88,21 @@ class Shard:
         lengths = np.array([len(sentence.ids) for sentence in self.sentences], np.int64)
         start = 0 if bos is None else 1
         for rows in reversed(plan_batches(lengths + start, batch_tokens)):
-            width = int(lengths[rows[-1]])
-            ids = np.full((len(rows), start + width), bos or 0, np.int64)
-            for row, sentence in enumerate(rows):
-                ids[row, start : start + lengths[sentence]] = self.sentences[sentence].ids
+            ids = padded([self.sentences[sentence].ids for sentence in rows], bos)
             yield Batch(ids, lengths[rows], rows + self.first, prefix_keys(ids[:, start:]), start)
+
+
+def padded(sequences: Sequence[Int[np.ndarray, " _"]], bos: int | None) -> Int[np.ndarray, "batch columns"]:
+    """Sequences as rows, padded on the right, behind the beginning-of-sentence token where there is one.
+
+    >>> padded([np.array([5, 6]), np.array([7])], 0).tolist()
+    [[0, 5, 6], [0, 7, 0]]
+    """
+    start = 0 if bos is None else 1
+    ids = np.full((len(sequences), start + max(map(len, sequences))), bos or 0, np.int64)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[start : start + len(sequence)] = sequence
+    return ids
 
 
 def plan_batches(lengths: Int[np.ndarray, " n"], batch_tokens: int) -> list[Int[np.ndarray, " rows"]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from ffmem.corpus.plan import Corpus, plan_batches
+from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import POCKET, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
@@ -57,10 +57,7 @@ class Examples:
         start = 0 if bos is None else 1
         lengths = np.array([len(example.ids) for example in self.examples], np.int64)
         for rows in plan_batches(lengths + start, batch_tokens):
-            ids = np.full((len(rows), start + int(lengths[rows].max())), bos or 0, np.int64)
-            for row, number in enumerate(rows.tolist()):
-                ids[row, start : start + lengths[number]] = self.examples[number].ids
-            yield rows.tolist(), ids
+            yield rows.tolist(), padded([self.examples[number].ids for number in rows], bos)
 
 
 def sample_examples(

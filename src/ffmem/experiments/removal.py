@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ffmem.corpus.plan import plan_batches
+from ffmem.corpus.plan import padded, plan_batches
 from ffmem.index.origin import BATCH_TOKENS
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
@@ -236,15 +236,12 @@ def read_coefficients(
 
     batches = plan_batches(lengths + start, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"]))
     for done, rows in enumerate(batches, 1):
-        ids = np.full((len(rows), start + int(lengths[rows].max())), bos or 0, np.int64)
-        for row, number in enumerate(rows.tolist()):
-            ids[row, start : start + lengths[number]] = sequences[number]
         reads = [order[begins[number] : begins[number + 1]] for number in rows.tolist()]
         which = np.concatenate(reads)
         row_of = np.repeat(np.arange(len(rows)), [len(part) for part in reads])
         wanted = (which, row_of, position[which] - 1 + start)
         with model.reading(visit, np.unique(layer[which]).tolist()) as forward:
-            forward(torch.from_numpy(ids))
+            forward(torch.from_numpy(padded([sequences[number] for number in rows], bos)))
         if reporter:
             reporter.update(done / len(batches), f"{done:,} of {len(batches):,} batches")
     if len(odd := np.flatnonzero(~np.isfinite(found))):

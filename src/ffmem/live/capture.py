@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -10,8 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.model.memories import MemoryModel
-from ffmem.model.spots import hooked, record_spot, spots_of
-from ffmem.words import ModelError
 
 
 @dataclass(frozen=True)
@@ -52,26 +49,12 @@ def capture(model: MemoryModel, ids: Int[Tensor, "1 pos"], columns: Int[Tensor, 
         "o": family.o,
         "after": "block.out",
     }
-    kept: dict[tuple[int, str], Tensor] = {}
-    length = ids.shape[1]
 
-    def keeper(key: tuple[int, str]) -> Callable[[Tensor], None]:
-        def keep(tensor: Tensor) -> None:
-            found = tensor.reshape(length, -1)[columns.to(tensor.device)]
-            kept[key] = kept[key] + found if key in kept else found
+    def pick(tensor: Tensor) -> Tensor:
+        return tensor[0, columns.to(tensor.device)]
 
-        return keep
-
-    installs = [
-        record_spot(block, path, side, keeper((layer, expression)))
-        for layer, block in enumerate(model.blocks)
-        for expression in set(spots.values())  # a tensor that has several names is copied once
-        for path, side in spots_of(expression)
-    ]
-    with hooked(*installs):
+    def forward(ids: Tensor) -> None:
         model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
-    for name, expression in spots.items():
-        for layer in range(model.layers):
-            if (layer, expression) not in kept:
-                raise ModelError(f"{model.name}: nothing flowed through {expression!r} ({name}) in layer {layer + 1}")
-    return [Flow(**{name: kept[layer, expression] for name, expression in spots.items()}) for layer in range(model.layers)]
+
+    found, _ = model.record_spots(ids, spots, pick, forward)
+    return [Flow(**{name: tensors[layer] for name, tensors in found.items()}) for layer in range(model.layers)]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ffmem.corpus.plan import Corpus, plan_batches
+from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -111,17 +111,14 @@ class Effects:
 @torch.inference_mode()
 def effects(model: MemoryModel, cell: Cell, prefixes: list[Prefix], promised: list[int], bos: int | None) -> Effects:
     """Run every prefix with and without the cell; `promised` are the value's top tokens."""
-    first = [] if bos is None else [bos]
-    lengths = np.array([len(prefix.ids) + len(first) for prefix in prefixes], np.int64)
+    lengths = np.array([len(prefix.ids) + (bos is not None) for prefix in prefixes], np.int64)
     off = resolve(model, [Edit((cell,), Operation("=", 0.0))])
     before, after = np.full((2, len(prefixes), 2), np.nan)
     step = max(1, CHUNK_ELEMENTS // model.vocabulary.size)
     for batch in plan_batches(lengths, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])):
         for rows in np.split(batch, range(step, len(batch), step)):
             some = [prefixes[row] for row in rows.tolist()]
-            ids = torch.full((len(rows), int(lengths[rows].max())), bos or 0)
-            for row, prefix in enumerate(some):
-                ids[row, : lengths[rows[row]]] = torch.tensor([*first, *prefix.ids.tolist()])
+            ids = torch.from_numpy(padded([prefix.ids for prefix in some], bos))
             at = torch.from_numpy(lengths[rows] - 1)
             before[rows] = _judged(model, ids, at, some, promised)
             with applying(model, off, Scope.parse("all")):

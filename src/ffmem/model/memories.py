@@ -230,9 +230,6 @@ class MemoryModel:
         self, ids: Tensor, pick: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Any]
     ) -> tuple[dict[str, list[Any]], Any]:
         """Run `forward` and keep what `pick` takes from each layer's spots; also what the forward returns."""
-        shape = tuple(ids.shape)
-        kept: dict[str, list[Tensor | None]] = {name: [None] * self.layers for name in ("m", "product", "r", "y", "o")}
-        installs = []
         spots = {
             "m": f"{self.family.value}.in",
             "product": f"{self.family.value}.out",
@@ -240,23 +237,32 @@ class MemoryModel:
             "y": self.family.y,
             "o": self.family.o,
         }
+        return self.record_spots(ids, spots, pick, forward)
+
+    def record_spots(
+        self, ids: Tensor, spots: dict[str, str], pick: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Any]
+    ) -> tuple[dict[str, list[Any]], Any]:
+        """The same for any named spots of a block, such as {"r": "mlp.in"}: a list entry a layer."""
+        shape = tuple(ids.shape)
+        kept: dict[tuple[int, str], Tensor] = {}
+        installs = []
         for layer, block in enumerate(self.blocks):
-            for name, expression in spots.items():
+            for expression in dict.fromkeys(spots.values()):  # a tensor that has several names is taken once
                 for path, side in spots_of(expression):
 
-                    def keep(tensor: Tensor, name: str = name, layer: int = layer) -> None:
+                    def keep(tensor: Tensor, key: tuple[int, str] = (layer, expression)) -> None:
                         tensor = pick(tensor.reshape(*shape, -1))
-                        before = kept[name][layer]
-                        kept[name][layer] = tensor if before is None else before + tensor
+                        kept[key] = kept[key] + tensor if key in kept else tensor
 
                     installs.append(record_spot(block, path, side, keep))
         with hooked(*installs):
             returned = forward(ids)
-        for name, tensors in kept.items():
-            if any(tensor is None for tensor in tensors):
-                missing = next(layer for layer, tensor in enumerate(tensors, 1) if tensor is None)
-                raise ModelError(f"{self.name}: nothing flowed through {spots[name]!r} in layer {missing}")
-        return kept, returned
+        for expression in spots.values():
+            for layer in range(self.layers):
+                if (layer, expression) not in kept:
+                    raise ModelError(f"{self.name}: nothing flowed through {expression!r} in layer {layer + 1}")
+        found = {name: [kept[layer, spot] for layer in range(self.layers)] for name, spot in spots.items()}
+        return found, returned
 
     @property
     def has_norm(self) -> bool:
