@@ -18,12 +18,13 @@ def cost() -> str:
 
 
 def _one(result: dict[str, Any]) -> str:
-    alone = result["alone"]
+    alone, beyond = result["alone"], result["memory_beyond_the_model"]
+    memory = f", {beyond / 1e9:.2f} GB of its memory beyond the model" if beyond else ""
     return "\n".join(
         [
             f"{result['layers']} layers, {result['cells']:,} cells, {result['vocabulary']:,} words; triggers from "
             f"{result['indexed_tokens']:,} tokens, {result['examples']:,} examples, {result['cells_removed_from']} cells a "
-            f"layer in `removal`. All six together: **{result['together_seconds']:.0f} s** ({result['machine']}, "
+            f"layer in `removal`. All six together: **{result['together_seconds']:.0f} s** ({result['machine']}{memory}, "
             f"{result['date']}).",
             "",
             "| | " + " | ".join(f"`{name}`" for name in alone) + " |",
