@@ -76,7 +76,7 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
     from ffmem.index.values import values
     from ffmem.model.loading import load_model
 
-    run = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="ffmem-demo-")) / "run"
+    run = out if out is not None else Path(tempfile.mkdtemp(prefix="ffmem-demo-")) / "run"
     model = load_model(MODEL)
     index = build_index(model, CORPUS, out=run, top=TOP, quiet=quiet)
     if not index.has_values:
@@ -127,7 +127,7 @@ def _print_claims(results: dict[str, Result]) -> None:
     print()
 
 
-def _page(index: Index) -> Path | None:
+def _page(index: Index) -> Path | str | None:
     """The report, where what draws it is installed."""
     from ffmem.reports.page import report
 
@@ -138,7 +138,7 @@ def _page(index: Index) -> Path | None:
         return None
 
 
-def _print_next(index: Index, cells: list[CellView], page: Path | None) -> None:
+def _print_next(index: Index, cells: list[CellView], page: Path | str | None) -> None:
     name = cells[0].name if cells else str(Cell(index.layers[-1], 0))
     steps = {
         f"ffmem show {index.path} {name}": "a cell in full; any other works too",

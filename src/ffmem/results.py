@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -54,7 +55,6 @@ class Result:
 
     def saved(self, index: Index) -> Result:
         """This result, once `results/NAME.json` and `results/NAME.parquet` are in the run, each whole or not at all."""
-        (index.path / RESULTS).mkdir(exist_ok=True)
         with index.folder.writing(f"{RESULTS}/{self.experiment}.parquet") as path:
             pq.write_table(self.table, path)
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -65,19 +65,21 @@ class Result:
 
 def load_result(index: Index, experiment: str) -> Result:
     """A result that was saved in this run."""
-    path = index.path / RESULTS / f"{experiment}.json"
+    name = f"{RESULTS}/{experiment}.json"
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
         return Result(*(found[name] for name in ("experiment", "seed", "settings", "rows", "facts")))
     except FileNotFoundError as error:
         raise RunError(f"{index.path} has no result {experiment}: make it with ffmem experiments {index.path}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: damaged; make it again with ffmem experiments {index.path} {experiment}") from error
+        place = index.folder.place(name)
+        raise RunError(f"{place}: damaged; make it again with ffmem experiments {index.path} {experiment}") from error
 
 
 def saved_results(index: Index) -> list[str]:
     """The names of the results in a run."""
-    return sorted(path.stem for path in (index.path / RESULTS).glob("*.json"))
+    found = (PurePosixPath(name) for name in index.folder.names(RESULTS))
+    return sorted(name.stem for name in found if name.suffix == ".json" and str(name.parent) == RESULTS)
 
 
 def _plain(value: Any) -> Any:

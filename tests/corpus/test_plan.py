@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffmem.corpus import plan
-from ffmem.corpus.plan import PADDING, Progress, plan_batches
+from ffmem.corpus.plan import PADDING, Progress, Span, plan_batches
 from ffmem.words import CorpusError
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=40)
@@ -59,7 +59,8 @@ def test_the_shards_hold_every_sentence_once_and_in_order(corpus_of, lengths, sh
     assert shards[-1].fraction == 1.0
 
 
-def test_a_shard_ends_with_the_record_that_fills_it(corpus_of):
+def test_a_shard_ends_with_the_record_that_fills_it(corpus_of, monkeypatch):
+    monkeypatch.setattr(plan, "OFTEN", 1)
     shards = list(corpus_of(rivers([4, 5, 1, 12, 3]), shard_tokens=10).shards())
     assert [shard.tokens for shard in shards] == [10, 12, 3]
     assert [shard.after.records for shard in shards] == [3, 4, 5]
@@ -68,7 +69,7 @@ def test_a_shard_ends_with_the_record_that_fills_it(corpus_of):
 
 def test_an_empty_corpus_is_one_empty_shard(corpus_of):
     (shard,) = corpus_of([]).shards()
-    assert (shard.last, shard.sentences, shard.after) == (True, [], Progress())
+    assert (shard.last, list(shard.sentences), shard.after) == (True, [], Progress())
     assert list(shard.batches(100, None)) == []
 
 
@@ -95,7 +96,7 @@ def test_the_batches_of_a_shard_hold_its_ids_padded_behind(corpus_of, lengths, b
         assert batch.ids.size - batch.tokens - start * len(batch.ids) <= PADDING * batch.ids.size
         assert batch.keys.shape == (len(batch.ids), batch.ids.shape[1] - start, 2)
         for row, length, number in zip(batch.ids, batch.lengths, batch.sentences, strict=True):
-            sentence = shard.sentences[number - shard.first]
+            sentence = shard.sentences[int(number) - shard.first]
             assert row[start : start + length].tolist() == sentence.ids.tolist()
             assert row[:start].tolist() == [bos][:start]
             seen[int(number)] += 1
@@ -131,13 +132,23 @@ def test_only_what_the_limit_keeps_is_counted(corpus_of):
     assert (shard.after.sentences, shard.after.tokens, shard.after.cut) == (1, 2, 0)
 
 
-@given(LENGTHS, SHARDS, st.none() | st.integers(0, 300))
-def test_resuming_behind_any_shard_gives_exactly_the_shards_that_remain(corpus_of, lengths, shard_tokens, limit_tokens):
+def spans(shards):
+    """What is kept of finished shards."""
+    return {
+        shard.number: Span(*(Progress(**mark.as_dict()) for mark in (shard.since, shard.after)), shard.last)
+        for shard in shards
+    }
+
+
+@given(LENGTHS, SHARDS, st.none() | st.integers(0, 300), st.data())
+def test_resuming_behind_any_shards_gives_exactly_those_that_remain(corpus_of, lengths, shard_tokens, limit_tokens, data):
     corpus = corpus_of(["", *rivers(lengths), None], shard_tokens=shard_tokens, limit_tokens=limit_tokens, limit=12)
     shards = list(corpus.shards())
-    for done in shards[:-1]:
-        since = Progress(**done.after.as_dict())
-        assert table(corpus.shards(since, done.number + 1)) == table(shards[done.number + 1 :])
+    for count in range(len(shards)):
+        assert table(corpus.shards(spans(shards[:count]))) == table(shards[count:])
+    numbers = data.draw(st.sets(st.integers(0, len(shards) - 1)))
+    left = [shard for shard in shards if shard.number not in numbers]
+    assert table(corpus.shards(spans(shards[number] for number in numbers))) == table(left)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +168,8 @@ def test_resuming_behind_any_shard_gives_exactly_the_shards_that_remain(corpus_o
 )
 @pytest.mark.parametrize("way", ["shards", "shards_ahead"])
 def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, noticed, way):
-    since = next(corpus_of(["one", "two", "three"], shard_tokens=2).shards()).after
-    resumed = getattr(corpus_of(texts, shard_tokens=2), way)(since, 1)
+    done = spans([next(corpus_of(["one", "two", "three"], shard_tokens=2).shards())])
+    resumed = getattr(corpus_of(texts, shard_tokens=2), way)(done)
     if noticed:
         with pytest.raises(CorpusError, match=r"the corpus has changed .*first 2 records"):
             list(resumed)
@@ -231,7 +242,8 @@ def test_the_digest_stands_for_the_text_alone(corpus_of, file):
     assert len({digest, *(corpus_of(other).digest() for other in others)}) == 7
 
 
-def test_the_share_read_of_several_files_goes_by_their_size(corpus_of, file):
+def test_the_share_read_of_several_files_goes_by_their_size(corpus_of, file, monkeypatch):
+    monkeypatch.setattr(plan, "OFTEN", 1)
     paths = [file("a.txt", f"{river(10)}\n".encode()), file("b.txt", f"{river(10)}\n{river(20)}\n".encode())]
     shards = list(corpus_of(paths, shard_tokens=10).shards())
     assert [shard.fraction for shard in shards] == pytest.approx([0.25, 0.5, 1.0, 1.0], abs=0.01)

@@ -77,3 +77,14 @@ def offers_of(found: dict[tuple[int, int, int], torch.Tensor], sentences: list[l
         for (at, sentence, position), m in found.items()
         if at == layer
     ]
+
+
+SETTINGS = {"shard_tokens": 500, "batch_tokens": 256, "top": 5, "quiet": True}
+"""Of a run of many small shards."""
+
+
+def content(run):
+    """Every file's bytes, the log left out."""
+    return {
+        path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "log.jsonl"
+    }

@@ -12,24 +12,7 @@ import pytest
 from ffmem import build_index
 from ffmem.index import folder as folder_module
 from ffmem.words import CorpusError, RunError
-from tests.tiny import some_text
-
-
-def content(run):
-    """Every file's bytes, the log left out."""
-    return {
-        path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "log.jsonl"
-    }
-
-
-@pytest.fixture(scope="module")
-def long_text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "long.txt"
-    path.write_text(some_text(400, seed=9), "utf-8")
-    return path
-
-
-SETTINGS = {"shard_tokens": 500, "batch_tokens": 256, "top": 5, "quiet": True}
+from tests.index.reference import SETTINGS, content
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +68,9 @@ def interrupted(gpt2, long_text, tmp_path, monkeypatch):
 
     save = checkpoint.save
 
-    def dying(folder, collectors, shard, encoder, done):
-        save(folder, collectors, shard, encoder, done)
-        if done.shards == 2:
+    def dying(folder, worker, covered, *rest):
+        save(folder, worker, covered, *rest)
+        if len(covered) == 2:
             raise Crash
 
     monkeypatch.setattr(checkpoint, "save", dying)
@@ -105,12 +88,12 @@ def test_an_unfinished_run_cannot_be_opened_and_says_what_to_do(interrupted):
 
 
 def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, whole, monkeypatch):
-    from ffmem.index import build
+    from ffmem.index import worker
 
     seen = []
-    read_shard = build.read_shard
+    read_shard = worker.read_shard
     monkeypatch.setattr(
-        build, "read_shard", lambda model, shard, *a, **k: seen.append(shard.number) or read_shard(model, shard, *a, **k)
+        worker, "read_shard", lambda model, shard, *a, **k: seen.append(shard.number) or read_shard(model, shard, *a, **k)
     )
     build_index(gpt2, long_text, out=interrupted, **SETTINGS)
     assert seen[0] == 2
@@ -129,9 +112,9 @@ def test_a_corpus_that_changed_before_the_stop_is_refused(interrupted, gpt2, lon
 
 
 def test_a_damaged_state_is_named(interrupted, gpt2, long_text):
-    state = interrupted / "work" / "state.safetensors"
+    state = interrupted / "work" / "state-0.safetensors"
     state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(RunError, match=r"state.safetensors: damaged"):
+    with pytest.raises(RunError, match=r"state-0.safetensors: missing or damaged"):
         build_index(gpt2, long_text, out=interrupted, **SETTINGS)
 
 

@@ -20,7 +20,6 @@ from ffmem.words import FfmemError
 
 if TYPE_CHECKING:
     from ffmem.index.estimate import Estimate
-    from ffmem.model.memories import MemoryModel
 
 app = typer.Typer(
     name="ffmem",
@@ -57,7 +56,16 @@ def index(
             "`hf:ID,config=C,split=S,column=NAME` for a Hugging Face dataset, or `pocket`, which comes with ffmem.",
         ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="The run folder to make.", show_default=False)],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="RUN",
+            help="The run to make: a folder, or a URL such as `s3://bucket/x`.",
+            show_default=False,
+        ),
+    ],
     top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
     unit: Annotated[str, typer.Option(help="What a sentence is: `sentence`, `line`, or `window:N` tokens.")] = "sentence",
     distinct: Annotated[
@@ -89,12 +97,26 @@ def index(
     ] = "auto",
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     language: Annotated[str, typer.Option(help="The language whose sentences are split, as a code.")] = "en",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that share the work, one a GPU where there are some.", show_default="1; with Ray one a GPU"
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="A device for each worker, such as `cuda:0,cuda:1`.", show_default="none")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where workers run: `local` or `ray`, on a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of the Ray cluster: `auto` or `ray://...`.", show_default="one is started on this machine"),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run in this folder first.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Find what triggers every memory cell, in one pass over a text.
 
-    Stopped or killed, the same command continues where it was.
+    Stopped or killed, the same command continues where it was, with any number of workers: the run comes out the same.
     """
     from ffmem.corpus.sources import open_source
     from ffmem.index.build import build_index
@@ -118,6 +140,10 @@ def index(
             stats=stats,
             column=column,
             language=language,
+            workers=workers,
+            devices=devices,
+            engine=engine,
+            address=address,
             overwrite=overwrite,
             quiet=quiet,
             announce=None if quiet else _announce,
@@ -224,6 +250,7 @@ def experiments(
     """
     from ffmem.corpus.sources import open_source
     from ffmem.experiments.run import run_experiments
+    from ffmem.index.folder import RESULTS, RunFolder
 
     corpus = [open_source(name) for name in eval] if eval else None
     note(quiet, "loading the run's model")
@@ -241,14 +268,14 @@ def experiments(
     )
     for result in results:
         print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
-    note(quiet, f"kept in {run / 'results'}")
+    note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")
 
 
 @app.command()
 def report(
     run: Run,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The page to write.", show_default="RUN/report.html")
+        str | None, typer.Option("-o", "--out", metavar="FILE", help="The page to write.", show_default="RUN/report.html")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -256,10 +283,12 @@ def report(
 
     The page stands alone: it can be opened, sent and printed without this program. Needs no model and no torch.
     """
+    from ffmem.index.folder import folder_of
     from ffmem.reports.page import report as write
 
     page = write(run, out)
-    note(quiet, f"{page} ({gigabytes(page.stat().st_size)}); figures beside it")
+    folder, name = folder_of(page)
+    note(quiet, f"{page} ({gigabytes(folder.size(name))}); figures beside it")
 
 
 app.command()(live.trace)
@@ -272,7 +301,7 @@ def export(
     run: Run,
     table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],
     format: Annotated[str, typer.Option(help="`jsonl`, `csv` or `parquet`.")] = "jsonl",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A file.", show_default="standard output")] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="A file.", show_default="standard output")] = None,
 ) -> None:
     """Write a run's triggers, cells or sentences for other tools."""
     from ffmem.index.export import export as write
@@ -365,7 +394,7 @@ def convert(
 @app.command()
 def demo(
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")
+        str | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -389,11 +418,11 @@ def _to_be_continued(kept: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _announce(model: MemoryModel, estimate: Estimate) -> None:
+def _announce(name: str, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
     disk, work = gigabytes(estimate.run_bytes), gigabytes(estimate.work_bytes)
     size = f"the run will take up to {disk} of disk, and {work} more while it is built"
-    note(False, f"{model.name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
+    note(False, f"{name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
 
 
 def main(arguments: list[str] | None = None) -> Any:

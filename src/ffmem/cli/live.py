@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, not
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
 SomeRun = Annotated[
-    Path | None, typer.Option("--run", metavar="RUN", help="A run of this model, for what is known of its cells.")
+    str | None, typer.Option("--run", metavar="RUN", help="A run of this model, for what is known of its cells.")
 ]
 
 
@@ -129,6 +128,7 @@ def causal(
     token and about the same length; changes are of log-probabilities, with 95% intervals.
     """
     from ffmem.corpus.sources import open_source
+    from ffmem.index.folder import RESULTS, RunFolder
     from ffmem.live.causal import causal as check
     from ffmem.live.causal import causal_lines
     from ffmem.live.edits import parse_cells
@@ -150,4 +150,4 @@ def causal(
         dtype=dtype,
     )
     print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(causal_lines(result)))
-    note(quiet, f"kept in {run / 'results'}")
+    note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by `ffmem index`.", show_default=False)]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run, made by `ffmem index`: a folder or a URL.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, ...")]
 Dtype = Annotated[

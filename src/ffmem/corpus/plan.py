@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -14,16 +13,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from ffmem.corpus.ahead import ahead
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source
-from ffmem.corpus.tokens import Encoder, Sentence, cut_records, prefix_keys
+from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, prefix_keys
 from ffmem.corpus.workers import shared
 from ffmem.words import CorpusError
 
 PADDING = 0.05
 """The largest share of a batch that may be padding."""
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 """Characters that are segmented and tokenized together."""
+OFTEN = 64
+"""Records between two looks at how much of the corpus has been read."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,23 @@ class Shard:
     """Consecutive sentences of the corpus: the unit of work that is redone or kept as a whole."""
 
     number: int
-    first: int
-    sentences: list[Sentence]
+    since: Progress
+    """The corpus before this shard."""
+    sentences: Sentences
     after: Progress
-    """The corpus behind this shard."""
+    """The corpus behind it."""
     fraction: float | None
     """The share of the corpus read by then, where it is known."""
     last: bool
 
     @property
+    def first(self) -> int:
+        """The number of its first sentence."""
+        return self.since.sentences
+
+    @property
     def tokens(self) -> int:
-        return sum(len(sentence.ids) for sentence in self.sentences)
+        return len(self.sentences.ids)
 
     def batches(self, batch_tokens: int, bos: int | None) -> Iterator[Batch]:
         """The shard's sentences sorted by length and cut into batches of at most `batch_tokens`, padding included.
@@ -85,10 +93,10 @@ class Shard:
         The longest come first: a long sentence has more prefixes to offer a cell, so thresholds rise early and what
         follows rarely passes them.
         """
-        lengths = np.array([len(sentence.ids) for sentence in self.sentences], np.int64)
+        lengths = self.sentences.lengths.astype(np.int64)
         start = 0 if bos is None else 1
         for rows in reversed(plan_batches(lengths + start, batch_tokens)):
-            ids = padded([self.sentences[sentence].ids for sentence in rows], bos)
+            ids = self.sentences.padded(rows, bos)
             yield Batch(ids, lengths[rows], rows + self.first, prefix_keys(ids[:, start:]), start)
 
 
@@ -112,17 +120,29 @@ def plan_batches(lengths: Int[np.ndarray, " n"], batch_tokens: int) -> list[Int[
     [[0, 3], [1, 2]]
     """
     order = np.argsort(lengths, kind="stable")
-    sizes = lengths[order].tolist()
-    groups, begin, filled = [], 0, 0
-    for at, size in enumerate(sizes):
-        area = (at - begin + 1) * size
-        if at > begin and (area > batch_tokens or area - filled - size > PADDING * area):
-            groups.append(order[begin:at])
-            begin, filled = at, 0
-        filled += size
-    if len(order):
-        groups.append(order[begin:])
+    sizes = lengths[order]
+    filled = np.cumsum(sizes)
+    groups, begin = [], 0
+    while begin < len(sizes):
+        # No group is longer than this, since none of the others is shorter than the first.
+        end = min(len(sizes), begin + batch_tokens // max(1, int(sizes[begin])) + 1)
+        area = np.arange(1, end - begin + 1) * sizes[begin:end]
+        padding = area - (filled[begin:end] - filled[begin] + sizes[begin])
+        full = (area > batch_tokens) | (padding > PADDING * area)
+        full[0] = False
+        stop = begin + int(full.argmax()) if full.any() else end
+        groups.append(order[begin:stop])
+        begin = stop
     return groups
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where in the corpus a finished shard begins and ends."""
+
+    since: Progress
+    after: Progress
+    last: bool
 
 
 @dataclass
@@ -138,92 +158,101 @@ class Corpus:
     workers: int = 1
     """Processes that segment and tokenize; the plan is the same for any number."""
 
-    def shards(
-        self, since: Progress | None = None, number: int = 0, stopped: threading.Event | None = None
-    ) -> Iterator[Shard]:
-        """The shards behind `since`, in order. What was read before is read again, hashed and compared, not tokenized."""
-        since = progress = since or Progress()
+    def shards(self, done: Mapping[int, Span] | None = None, stopped: threading.Event | None = None) -> Iterator[Shard]:
+        """The shards that are not done yet, in order.
+
+        The text of those that are done is read again, hashed and compared, not tokenized.
+        """
+        done = done or {}
         skipped: Counter[str] = Counter()
-        sentences: list[Sentence] = []
-        for pieces, mark in self._tokenized(self._records(since, skipped, stopped)):
-            kept = self._within_limit(pieces, progress.tokens)
-            taken = [sentence for group in kept for sentence in group]
-            sentences.extend(taken)
-            windows = self.unit.kind == "window"
-            progress = Progress(
-                records=mark.number,
-                sentences=progress.sentences + len(taken),
-                tokens=progress.tokens + sum(len(sentence.ids) for sentence in taken),
-                cut=progress.cut + (0 if windows else sum(len(group) > 1 for group in kept)),
-                without_tokens=progress.without_tokens + sum(not group for group in kept),
-                digest=mark.digest.hex(),
-                skipped=mark.skipped,
-            )
-            if len(taken) < sum(map(len, pieces)):
-                break
-            if progress.tokens - since.tokens >= self.shard_tokens:
-                yield Shard(number, since.sentences, sentences, progress, mark.fraction, last=False)
-                number, since, sentences = number + 1, progress, []
-        else:
+        number, since = _behind(done, 0, Progress())
+        progress = since
+        parts: list[Sentences] = []
+        for cut, marks in self._tokenized(self._records(done, skipped, stopped)):
+            at = 0
+            while at < len(marks):
+                read = int(cut.token_stops[at - 1]) if at else 0
+                full = since.tokens + self.shard_tokens - progress.tokens + read
+                end = min(len(marks), int(np.searchsorted(cut.token_stops, full)) + 1)
+                part, progress, within = self._taken(cut, at, end, marks, progress)
+                parts.append(part)
+                if not within:
+                    yield Shard(number, since, Sentences.join(parts), progress, 1.0, last=True)
+                    return
+                if progress.tokens - since.tokens >= self.shard_tokens:
+                    yield Shard(number, since, Sentences.join(parts), progress, marks[end - 1].fraction, last=False)
+                    number, since = _behind(done, number + 1, progress)
+                    progress, parts = since, []
+                at = end
+        if not any(span.last for span in done.values()):
             progress = replace(progress, skipped=dict(sorted(skipped.items())))
-        yield Shard(number, since.sentences, sentences, progress, 1.0, last=True)
+            yield Shard(number, since, Sentences.join(parts), progress, 1.0, last=True)
 
-    def shards_ahead(self, since: Progress | None = None, number: int = 0) -> Iterator[Shard]:
+    def _taken(
+        self, cut: Cut, first: int, last: int, marks: list[_Mark], before: Progress
+    ) -> tuple[Sentences, Progress, bool]:
+        """The sentences of these records, the corpus behind them, and whether all are within the limit on tokens."""
+        begin, end = int(cut.sentence_stops[first - 1]) if first else 0, int(cut.sentence_stops[last - 1])
+        within = True
+        if self.limit_tokens is not None:
+            read = int(cut.sentences.stops[begin - 1]) if begin else 0
+            room = self.limit_tokens - before.tokens + read
+            stop = max(begin, int(np.searchsorted(cut.sentences.stops, room, side="right")))
+            if stop < end:
+                unit = int(np.searchsorted(cut.unit_stops, stop, side="right"))
+                last = int(np.searchsorted(cut.record_stops, unit, side="right")) + 1
+                end, within = stop, False
+        taken = cut.sentences.between(begin, end)
+        units = cut.units_of(first, last, end if not within else None)
+        mark = marks[last - 1]
+        after = Progress(
+            records=mark.number,
+            sentences=before.sentences + len(taken),
+            tokens=before.tokens + len(taken.ids),
+            cut=before.cut + (0 if self.unit.kind == "window" else int((units > 1).sum())),
+            without_tokens=before.without_tokens + int((units == 0).sum()),
+            digest=mark.digest.hex(),
+            skipped=mark.skipped,
+        )
+        return taken, after, within
+
+    def shards_ahead(self, done: Mapping[int, Span] | None = None) -> Iterator[Shard]:
         """The same shards, read, segmented and tokenized by a background thread that keeps up to two shards ahead."""
-        ready: queue.Queue[Shard | BaseException | None] = queue.Queue(maxsize=1)
-        stopped = threading.Event()
-
-        def put(item: Shard | BaseException | None) -> bool:
-            while not stopped.is_set():
-                try:
-                    ready.put(item, timeout=0.1)
-                    return True
-                except queue.Full:
-                    continue
-            return False
-
-        def read() -> None:
-            try:
-                for shard in self.shards(since, number, stopped):
-                    if not put(shard):
-                        return
-                put(None)
-            except BaseException as error:  # handed to the reader, who raises it
-                put(error)
-
-        thread = threading.Thread(target=read, name="ffmem-corpus", daemon=True)
-        thread.start()
-        try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            stopped.set()
-            thread.join()
+        return ahead(lambda stopped: self.shards(done, stopped), 1, name="ffmem-corpus")
 
     def _records(
-        self, since: Progress, skipped: Counter[str], stopped: threading.Event | None = None
+        self, done: Mapping[int, Span], skipped: Counter[str], stopped: threading.Event | None = None
     ) -> Iterator[tuple[str, _Mark]]:
-        """Records behind `since`; those before it are compared by their hash. Ends early once `stopped`."""
+        """The records of shards that are not done; the others are compared by their hash. Ends early once `stopped`."""
+        spans = sorted(done.values(), key=lambda span: span.after.records)
         digest, number = b"", 0
+        seen: dict[str, int] = {}
+        fraction: float | None = None
         for at, source in enumerate(self.sources):
             for text in source.records(skipped):
                 if stopped is not None and stopped.is_set():
                     return
                 number += 1
                 digest = hashlib.sha256(digest + text.encode("utf-8", "surrogatepass")).digest()
-                if number == since.records and digest.hex() != since.digest:
-                    raise _changed(since)
-                if number > since.records:
-                    yield text, _Mark(number, digest, dict(sorted(skipped.items())), self._fraction(at))
-        if number < since.records:
-            raise _changed(since)
+                if skipped != seen:
+                    seen = dict(sorted(skipped.items()))
+                if (number - 1) % OFTEN == 0:
+                    fraction = self._fraction(at)
+                if not spans or number <= spans[0].since.records:
+                    yield text, _Mark(number, digest, seen, fraction)
+                elif number == spans[0].after.records:
+                    span = spans.pop(0)
+                    if digest.hex() != span.after.digest:
+                        raise _changed(span.after)
+                    if span.last:
+                        return
+        if spans and not (spans[0].last and number == spans[0].after.records):
+            raise _changed(spans[0].after)
 
     def digest(self, records: int | None = None) -> str:
         """The hash of the corpus's text, or of its first records, read without segmenting or tokenizing it."""
         digest = b""
-        for _, mark in islice(self._records(Progress(), Counter()), records):
+        for _, mark in islice(self._records({}, Counter()), records):
             digest = mark.digest
         return digest.hex()
 
@@ -237,8 +266,8 @@ class Corpus:
         weights = [size or 0 for size in sizes]
         return (sum(weights[:at]) + (self.sources[at].fraction() or 0.0) * weights[at]) / max(1, sum(weights))
 
-    def _tokenized(self, records: Iterator[tuple[str, _Mark]]) -> Iterator[tuple[list[list[Sentence]], _Mark]]:
-        """Every record as its units' sentences; many records are tokenized in one call, and calls are shared out."""
+    def _tokenized(self, records: Iterator[tuple[str, _Mark]]) -> Iterator[tuple[Cut, list[_Mark]]]:
+        """Records as sentences: many are tokenized in one call, and calls are shared out."""
         marks: deque[list[_Mark]] = deque()
 
         def chunks() -> Iterator[list[str]]:
@@ -256,22 +285,17 @@ class Corpus:
 
         common = (Segmenter(self.unit, self.language), self.encoder)
         for cut in shared(cut_records, common, chunks(), workers=self.workers):
-            yield from zip(cut.records(), marks.popleft(), strict=True)
+            yield cut, marks.popleft()
 
-    def _within_limit(self, pieces: list[list[Sentence]], tokens: int) -> list[list[Sentence]]:
-        """The sentences before the one that would exceed the limit on tokens."""
-        if self.limit_tokens is None:
-            return pieces
-        kept: list[list[Sentence]] = []
-        for group in pieces:
-            room: list[Sentence] = []
-            for sentence in group:
-                tokens += len(sentence.ids)
-                if tokens > self.limit_tokens:
-                    return [*kept, room] if room else kept
-                room.append(sentence)
-            kept.append(room)
-        return kept
+
+def _behind(done: Mapping[int, Span], number: int, progress: Progress) -> tuple[int, Progress]:
+    """The first shard from `number` on that is not done, and the corpus before it."""
+    while number in done:
+        if done[number].since.records != progress.records:
+            raise _changed(done[number].since)
+        progress = done[number].after
+        number += 1
+    return number, progress
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,20 @@ class Sentence:
 
 
 class Encoder:
-    """Turns texts into sentences of at most `limit` tokens, with any Hugging Face tokenizer."""
+    """Turns texts into sentences of at most `limit` tokens, with any Hugging Face tokenizer.
+
+    Where a tokenizer is no more than its engine, that is called directly and is all that another process gets: it need
+    not import transformers, which takes many times as long as starting it.
+    """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
         self.tokenizer = tokenizer
         self.limit = limit
+        self.engine = _engine(tokenizer)
         self.with_offsets = bool(getattr(tokenizer, "is_fast", False))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | ({} if self.engine is None else {"tokenizer": None})
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[Sentence]]:
         """For every text its sentences: none if it has no token, several if it is longer than the limit."""
@@ -44,6 +54,8 @@ class Encoder:
                 yield list(self._windows(*self.with_ends([Sentence(text, np.asarray(ids, np.int32))])))
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.engine is not None:
+            return [encoding.ids for encoding in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
         encoding = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
         return encoding["input_ids"]
 
@@ -70,12 +82,15 @@ class Encoder:
         return [next(found) if sentence.ends is None else sentence for sentence in sentences]
 
     def _with_offsets(self, sentences: list[Sentence]) -> Iterator[Sentence]:
-        texts = [sentence.text for sentence in sentences]
-        encoding = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        for sentence, offsets in zip(sentences, encoding["offset_mapping"], strict=True):
+        for sentence, offsets in zip(sentences, self._offsets([sentence.text for sentence in sentences]), strict=True):
             ends = np.array([end for _, end in offsets], np.int32)
             assert len(ends) == len(sentence.ids), "the tokenizer gave other tokens the second time"
             yield Sentence(sentence.text, sentence.ids, np.maximum.accumulate(ends))
+
+    def _offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        if self.engine is not None:
+            return [encoding.offsets for encoding in self.engine.encode_batch(texts, add_special_tokens=False)]
+        return self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
 
     def _decoded(self, sentence: Sentence) -> Sentence:
         ids = sentence.ids.tolist()
@@ -84,48 +99,144 @@ class Encoder:
         return Sentence(text, sentence.ids, np.maximum.accumulate(ends))
 
 
+def _engine(tokenizer: Any) -> Any:
+    """The engine of a tokenizer whose class adds nothing of its own to a call of it, set as such a call would; else None."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    from transformers import PreTrainedTokenizerFast as Plain
+
+    kind = type(tokenizer)
+    if (
+        not isinstance(tokenizer, Plain)
+        or kind.__call__ is not Plain.__call__
+        or kind._encode_plus is not Plain._encode_plus
+    ):
+        return None
+    engine = copy(tokenizer.backend_tokenizer)
+    engine.no_truncation()
+    engine.no_padding()
+    engine.encode_special_tokens = tokenizer.split_special_tokens
+    return engine
+
+
 @dataclass(frozen=True)
-class Cut:
-    """Records as sentences, in a few flat arrays that travel between processes at little cost."""
+class Sentences:
+    """Many sentences in a few flat arrays: cheap to make, to join, to sort and to send to another process."""
 
     texts: list[str]
     ids: Int[np.ndarray, " tokens"]
     lengths: Int[np.ndarray, " sentences"]
     """Tokens of each sentence."""
-    units: list[list[int]]
-    """For each record the number of sentences of each of its units."""
     ends: dict[int, Ids]
     """The `ends` that are known, by the number of the sentence."""
 
-    def records(self) -> Iterator[list[list[Sentence]]]:
-        """For each record its units' sentences."""
-        stops = np.cumsum(self.lengths).tolist()
-        number = 0
-        for counts in self.units:
-            units = []
-            for count in counts:
-                group = []
-                for one in range(number, number + count):
-                    ids = self.ids[stops[one - 1] if one else 0 : stops[one]]
-                    group.append(Sentence(self.texts[one], ids, self.ends.get(one)))
-                units.append(group)
-                number += count
-            yield units
+    @cached_property
+    def stops(self) -> Int[np.ndarray, " sentences"]:
+        """Where in `ids` each sentence ends."""
+        return np.cumsum(self.lengths, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, number: int) -> Sentence:
+        number = range(len(self))[number]
+        stop = int(self.stops[number])
+        # A copy: a view would keep all the others.
+        ids = self.ids[stop - int(self.lengths[number]) : stop].copy()
+        return Sentence(self.texts[number], ids, self.ends.get(number))
+
+    def __iter__(self) -> Iterator[Sentence]:
+        return (self[number] for number in range(len(self)))
+
+    def between(self, first: int, last: int) -> Sentences:
+        """Those from `first` on and before `last`."""
+        if (first, last) == (0, len(self)):
+            return self
+        begin, end = ((int(self.stops[number - 1]) if number else 0) for number in (first, last))
+        ends = {number - first: known for number, known in self.ends.items() if first <= number < last}
+        return Sentences(self.texts[first:last], self.ids[begin:end], self.lengths[first:last], ends)
+
+    def padded(self, rows: Int[np.ndarray, " batch"], bos: int | None) -> Int[np.ndarray, "batch columns"]:
+        """These sentences as rows, padded on the right, behind the beginning-of-sentence token where there is one."""
+        start = 0 if bos is None else 1
+        lengths = self.lengths[rows]
+        column = np.arange(int(lengths.max()))
+        real = column < lengths[:, None]
+        ids = np.full((len(rows), start + len(column)), bos or 0, np.int64)
+        ids[:, start:][real] = self.ids[((self.stops[rows] - lengths)[:, None] + column)[real]]
+        return ids
+
+    @staticmethod
+    def of(sentences: Sequence[Sentence]) -> Sentences:
+        return Sentences(
+            texts=[sentence.text for sentence in sentences],
+            ids=np.concatenate([np.zeros(0, np.int32), *(sentence.ids for sentence in sentences)]),
+            lengths=np.array([len(sentence.ids) for sentence in sentences], np.int32),
+            ends={number: sentence.ends for number, sentence in enumerate(sentences) if sentence.ends is not None},
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Sentences]) -> Sentences:
+        firsts = np.cumsum([0, *map(len, parts)]).tolist()
+        return Sentences(
+            texts=[text for part in parts for text in part.texts],
+            ids=np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)]),
+            lengths=np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in parts)]),
+            ends={first + n: known for first, part in zip(firsts, parts, strict=False) for n, known in part.ends.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Some records as sentences."""
+
+    sentences: Sentences
+    units: Int[np.ndarray, " units"]
+    """Sentences of each unit: none if it has no token, several if it was longer than the model's context."""
+    records: Int[np.ndarray, " records"]
+    """Units of each record."""
+
+    @cached_property
+    def unit_stops(self) -> Int[np.ndarray, " units"]:
+        """The number of sentences up to the end of each unit."""
+        return np.cumsum(self.units, dtype=np.int64)
+
+    @cached_property
+    def record_stops(self) -> Int[np.ndarray, " records"]:
+        """The number of units up to the end of each record."""
+        return np.cumsum(self.records, dtype=np.int64)
+
+    @cached_property
+    def sentence_stops(self) -> Int[np.ndarray, " records"]:
+        """The number of sentences up to the end of each record."""
+        return np.append(0, self.unit_stops)[self.record_stops]
+
+    @cached_property
+    def token_stops(self) -> Int[np.ndarray, " records"]:
+        """The number of tokens up to the end of each record."""
+        return np.append(0, self.sentences.stops)[self.sentence_stops]
+
+    def units_of(self, first: int, last: int, end: int | None = None) -> Int[np.ndarray, " units"]:
+        """Sentences of each unit of these records; only those before sentence `end` where that is given."""
+        begin, stop = ((int(self.record_stops[record - 1]) if record else 0) for record in (first, last))
+        units = self.units[begin:stop]
+        if end is None:
+            return units
+        # The unit that holds sentence `end` counts for what is taken of it, if anything.
+        whole = int(np.searchsorted(self.unit_stops, end, side="right"))
+        rest = end - (int(self.unit_stops[whole - 1]) if whole else 0)
+        return np.append(self.units[begin:whole], [rest] if rest else []).astype(np.int64)
 
 
 def cut_records(tools: tuple[Segmenter, Encoder], records: list[str]) -> Cut:
     """Segment and tokenize some records in one call of the tokenizer."""
     segmenter, encoder = tools
     texts = [list(segmenter.split(record)) for record in records]
-    encoded = encoder.encode([text for units in texts for text in units])
-    groups = [[next(encoded) for _ in units] for units in texts]
-    sentences = [sentence for units in groups for group in units for sentence in group]
+    groups = list(encoder.encode([text for units in texts for text in units]))
     return Cut(
-        texts=[sentence.text for sentence in sentences],
-        ids=np.concatenate([np.zeros(0, np.int32), *(sentence.ids for sentence in sentences)]),
-        lengths=np.array([len(sentence.ids) for sentence in sentences], np.int32),
-        units=[[len(group) for group in units] for units in groups],
-        ends={number: sentence.ends for number, sentence in enumerate(sentences) if sentence.ends is not None},
+        Sentences.of([sentence for group in groups for sentence in group]),
+        units=np.array([len(group) for group in groups], np.int32),
+        records=np.array([len(units) for units in texts], np.int32),
     )
 
 

@@ -71,7 +71,7 @@ def _by_processes(
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
-            with _hidden_main():
+            with hidden_main():
                 waiting.append(pool.submit(_do, item))
             if len(waiting) > AHEAD * workers:
                 yield waiting.popleft().result()
@@ -99,7 +99,7 @@ def _do(item: Any) -> Any:
 
 
 @contextmanager
-def _hidden_main() -> Iterator[None]:
+def hidden_main() -> Iterator[None]:
     """A spawned process runs the caller's script again, unless that looks like an interactive session.
 
     Workers need nothing of it, and a script without a main guard must not break.

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.corpus.plan import padded, plan_batches
-from ffmem.index.origin import BATCH_TOKENS
+from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel

@@ -5,23 +5,23 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.plan import Corpus, Shard
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.corpus.workers import cores
 from ffmem.index import checkpoint
-from ffmem.index.collect import LayerCollector, read_shard
+from ffmem.index.crew import Crew, ProcessLane
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, RunFolder
-from ffmem.index.origin import agree, check_same_corpus, new_manifest, resolve
+from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
     SENTENCE_SCHEMA,
@@ -35,11 +35,14 @@ from ffmem.index.tables import (
     write_table,
 )
 from ffmem.index.top import DISTINCT, POSITION_BITS
+from ffmem.index.worker import Worker, make_collectors
 from ffmem.model.loading import load_model
-from ffmem.model.memories import MemoryModel
+from ffmem.model.memories import MemoryModel, check_bos
 from ffmem.model.pieces import token_texts
 from ffmem.progress import Reporter, reporting
-from ffmem.words import CorpusError, FfmemError, parse_layers
+from ffmem.words import CorpusError, FfmemError, ModelError, parse_layers
+
+ENGINES = ("local", "ray")
 
 
 def build_index(
@@ -59,9 +62,13 @@ def build_index(
     stats: str = "auto",
     column: str = "text",
     language: str = "en",
+    workers: int | None = None,
+    devices: str | None = None,
+    engine: str = "local",
+    address: str | None = None,
     overwrite: bool = False,
     quiet: bool = False,
-    announce: Callable[[MemoryModel, Estimate], None] | None = None,
+    announce: Callable[[str, Estimate], None] | None = None,
     **load: Any,
 ) -> Index:
     """Find every memory cell's triggers in one pass over a corpus; the index is written to `out` and returned.
@@ -69,145 +76,225 @@ def build_index(
     `model` is what `load_model` returns or takes (then `device`, `dtype` and so on may follow). `corpus` is a path, a
     list of `Path`s, a `hf:` name, a `Dataset` or an iterable of strings. The same call again continues a run that
     was stopped, and opens one that is complete. `announce` is told what the run will take before it starts.
+
+    Several workers share the work, and the index is the same: `workers` processes (one a GPU where there are some), one
+    for each of `devices` ("cuda:0,cuda:1"), or with `engine="ray"` actors on the cluster at `address`. `out` may be a URL
+    such as `s3://bucket/run`.
     """
     _choice("distinct", distinct, DISTINCT)
     _choice("negative", negative, ("auto", "on", "off"))
     _choice("stats", stats, ("auto", "full", "sample", "off"))
+    _choice("engine", engine, ENGINES)
     if not isinstance(top, int) or not 1 <= top <= 10_000:
         raise FfmemError(f"expected top from 1 to 10,000, found {top!r}")
     if limit_tokens is not None and limit_tokens < 1:
         raise FfmemError(f"expected limit-tokens of at least 1, found {limit_tokens}")
     parsed = Unit.parse(unit)
     sources = open_sources(corpus, column=column)
-    loaded = load_model(model, **load)
-    wanted: dict[str, Any] = {
-        "top": top,
-        "unit": str(parsed),
-        "distinct": distinct,
-        "layers": parse_layers(layers, loaded.layers),
-        "limit_tokens": limit_tokens,
-        "batch_tokens": _count("batch-tokens", batch_tokens),
-        "shard_tokens": _count("shard-tokens", shard_tokens),
-        "bos": loaded.check_bos(bos),
-        "negative": loaded.family.gated if negative == "auto" else negative == "on",
-        "stats": stats,
-        "language": language,
-        "column": column,
-    }
-    context = min(loaded.context - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
-    if parsed.tokens > context:
-        raise FfmemError(f"expected windows of at most {context:,} tokens, the model's context, found {parsed}")
-    encoder = Encoder(loaded.tokenizer, min(context, parsed.tokens or context))
-    # A CPU is busy with the model; a GPU would wait for one process that reads text.
-    workers = max(1, cores() - 2) if loaded.device.type == "cuda" else 1
-    plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=workers)
     folder = RunFolder(out)
-    with folder.locked():
-        if overwrite or not checkpoint.worth_keeping(folder):
-            folder.clear()
-        manifest = folder.manifest()
-        about = cache(partial(estimate_tokens, plan))
-        resolved = resolve(wanted, about, loaded) if manifest is None else agree(folder.path, manifest, wanted, loaded, plan)
-        plan.shard_tokens = resolved["shard_tokens"]
-        if manifest is not None and manifest["state"] == "complete":
-            check_same_corpus(folder.path, manifest, plan)
-            checkpoint.clear(folder)
-            return open_index(folder.path, model=loaded)
-        tokens = None if quiet and not announce else about()
-        if announce:
-            cells = sum(loaded.cells[layer - 1] for layer in resolved["layers"])
-            signs = 2 if resolved["negative"] else 1
-            announce(loaded, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved["stats"] != "off"))
-        if manifest is None:
-            manifest = new_manifest(loaded, plan, resolved)
-            folder.write_manifest(manifest)
-        run = _Run(folder, manifest, plan, loaded)
-        with reporting("indexing", quiet=quiet) as reporter, threads(manifest["environment"]["threads"]):
-            run.go(reporter, tokens)
+    folder.manifest()  # a place that cannot be reached is told of before the model is loaded
+    with _crew(model, load, workers, devices, engine, address) as crew:
+        loaded = None if crew else load_model(model, **load)
+        subject = Subject.of(loaded) if loaded else crew.subject()  # type: ignore[union-attr]
+        facts = subject.facts
+        wanted: dict[str, Any] = {
+            "top": top,
+            "unit": str(parsed),
+            "distinct": distinct,
+            "layers": parse_layers(layers, facts["layers"]),
+            "limit_tokens": limit_tokens,
+            "batch_tokens": _count("batch-tokens", batch_tokens),
+            "shard_tokens": _count("shard-tokens", shard_tokens),
+            "bos": check_bos(bos, facts["bos"], subject.name),
+            "negative": facts["gated"] if negative == "auto" else negative == "on",
+            "stats": stats,
+            "language": language,
+            "column": column,
+        }
+        context = min(facts["context"] - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
+        if parsed.tokens > context:
+            raise FfmemError(f"expected windows of at most {context:,} tokens, the model's context, found {parsed}")
+        encoder = Encoder(subject.tokenizer, min(context, parsed.tokens or context))
+        # A CPU is busy with the model; a GPU would wait for one process that reads text.
+        readers = max(1, cores() - 2) if facts["device"] == "cuda" else 1
+        plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
+        with folder.locked():
+            if overwrite or not _worth_keeping(folder):
+                folder.clear()
+            manifest = folder.manifest()
+            about = cache(partial(estimate_tokens, plan))
+            if manifest is None:
+                resolved = resolve(wanted, about, subject)
+            else:
+                resolved = agree(folder.path, manifest, wanted, subject, plan)
+            plan.shard_tokens = resolved["shard_tokens"]
+            if manifest is not None and manifest["state"] == "complete":
+                check_same_corpus(folder.path, manifest, plan)
+                checkpoint.clear(folder)
+                return open_index(folder.path, model=loaded)
+            tokens = None if quiet and not announce else about()
+            if announce:
+                cells = sum(facts["cells"][layer - 1] for layer in resolved["layers"])
+                signs = 2 if resolved["negative"] else 1
+                announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved["stats"] != "off"))
+            if manifest is None:
+                manifest = new_manifest(subject, plan, resolved)
+                folder.write_manifest(manifest)
+            with reporting("indexing", quiet=quiet) as reporter:
+                run = _Run(folder, manifest, plan, reporter, tokens)
+                run.go(run.by_many(crew) if crew else run.alone(loaded))  # type: ignore[arg-type]
+                run.finish(subject)
     return open_index(folder.path, model=loaded)
+
+
+@contextmanager
+def _crew(
+    model: Any, load: dict[str, Any], workers: int | None, devices: str | None, engine: str, address: str | None
+) -> Iterator[Crew | None]:
+    """The workers that are asked for, started; None where this process does the work itself."""
+    if workers is not None and workers < 1:
+        raise FfmemError(f"expected at least 1 worker, found {workers}")
+    if address is not None and engine != "ray":
+        raise FfmemError("an address is for --engine ray")
+    named = [device.strip() for device in devices.split(",")] if devices else []
+    if engine == "local" and not named and workers in (None, 1):
+        yield None
+        return
+    if not isinstance(model, (str, Path)):
+        raise ModelError("several workers load the model themselves: give its name or its folder, not a model in memory")
+    if load.get("device_map"):
+        raise FfmemError("a device map spreads one model over all GPUs, so there is one worker: leave out --workers")
+    model, threads = str(model), torch.get_num_threads()
+    if engine == "ray":
+        from ffmem.index.cluster import RayLane, connect, places
+
+        if named:
+            raise FfmemError("--devices is for workers on this machine: a Ray cluster gives each worker its GPU")
+        ray = connect(address)
+        crew = Crew(lambda _: RayLane(ray, model, load, threads), workers or places(ray, load.get("device", "auto")))
+    else:
+        if named and workers not in (None, len(named)):
+            raise FfmemError(f"expected a device for each of {workers} workers, found {len(named)}: {devices}")
+        named = named or _devices(load.get("device", "auto"), workers or 1)
+        crew = Crew(lambda number: ProcessLane(model, load | {"device": named[number]}, threads), len(named))
+    with closing(crew):
+        yield crew
+
+
+def _devices(device: str, workers: int) -> list[str]:
+    """A device for each worker: GPUs where there are some, unless the CPU is asked for."""
+    if device not in ("auto", "cuda"):
+        return [device] * workers
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        return ["cpu" if device == "auto" else device] * workers
+    if workers > gpus:
+        raise FfmemError(
+            f"expected at most {gpus} workers for {gpus} GPUs, found {workers}: name them to share one (--devices cuda:0,cuda:0)"
+        )
+    return [f"cuda:{number}" for number in range(workers)]
+
+
+def _worth_keeping(folder: RunFolder) -> bool:
+    """Whether a run has anything to lose: it is complete, or a shard of it is."""
+    manifest = folder.manifest()
+    return manifest is not None and (manifest["state"] == "complete" or checkpoint.begun(folder))
 
 
 class _Run:
     """One run being built."""
 
-    def __init__(self, folder: RunFolder, manifest: dict[str, Any], plan: Corpus, model: MemoryModel) -> None:
-        self.folder, self.manifest, self.plan, self.model = folder, manifest, plan, model
+    def __init__(
+        self, folder: RunFolder, manifest: dict[str, Any], plan: Corpus, reporter: Reporter, tokens: int | None
+    ) -> None:
+        self.folder, self.manifest, self.plan, self.reporter = folder, manifest, plan, reporter
+        self.tokens = tokens
+        """About how many there are."""
         self.settings = manifest["settings"]
-        self.bos = model.bos if self.settings["bos"] else None
-        self.collectors = {
-            layer: LayerCollector(
-                layer,
-                model.cells[layer - 1],
-                t=self.settings["top"],
-                distinct=self.settings["distinct"],
-                negative=self.settings["negative"],
-                every=self.settings.get("stats_every", int(self.settings["stats"] == "full")),
-                device=model.value_modules[layer - 1].weight.device,
-            )
-            for layer in self.settings["layers"]
-        }
+        self.kept = checkpoint.kept(folder)
+        self.before = self.read = sum(kept.span.after.tokens - kept.span.since.tokens for kept in self.kept.values())
+        self.began = time.monotonic()
 
-    def go(self, reporter: Reporter, tokens: int | None) -> None:
-        done = checkpoint.load(self.folder, self.collectors)
-        self.folder.log("started" if not done.shards else "continued", shards=done.shards, host=platform.node())
-        began, at_start = time.monotonic(), done.progress.tokens
-        if not done.last:
-            for shard in self.plan.shards_ahead(done.progress, done.shards):
-                done = self._shard(shard, done, reporter, tokens, began, at_start)
-        seconds = time.monotonic() - began
-        reporter.update(1.0, "writing the run folder")
-        self._finish(done)
-        self.folder.log("finished", seconds=round(seconds, 2), tokens=done.progress.tokens - at_start)
+    def go(self, work: Iterator[None]) -> None:
+        """Read what is left to read."""
+        shards = len(self.kept)
+        self.folder.log("continued" if shards else "started", shards=shards, host=platform.node())
+        for _ in work:
+            pass
+        seconds = time.monotonic() - self.began
+        self.folder.log("finished", seconds=round(seconds, 2), tokens=self.read - self.before)
 
-    def _shard(
-        self, shard: Any, done: checkpoint.Done, reporter: Reporter, tokens: int | None, began: float, at_start: int
-    ) -> checkpoint.Done:
-        if shard.last and not shard.first and not shard.sentences:
-            raise CorpusError(_nothing_to_read(self.plan, shard.after))
-        padded, read, size = done.padded, done.progress.tokens, self.settings["batch_tokens"]
-        try:
-            for batch in read_shard(self.model, shard, self.collectors, batch_tokens=size, bos=self.bos):
-                padded += batch.ids.size
-                read += batch.tokens
-                speed = (read - at_start) / max(1e-9, time.monotonic() - began)
-                share = min(1.0, read / tokens) if tokens else shard.fraction
-                reporter.update(share, f"shard {shard.number + 1}, {read:,} tokens, {speed:,.0f} tokens/s")
-        except torch.OutOfMemoryError as error:
-            raise FfmemError(
-                f"{self.model.device} is out of memory with batches of {size:,} tokens: start over with a smaller "
-                "--batch-tokens (and --overwrite)"
-            ) from error
-        after = checkpoint.Done(shard.number + 1, shard.after, padded, shard.last)
-        checkpoint.save(self.folder, self.collectors, shard, self.plan.encoder, after)
-        return after
+    def shards(self) -> Iterator[Shard]:
+        """Those that are left."""
+        for shard in self.plan.shards_ahead({number: kept.span for number, kept in self.kept.items()}):
+            if shard.last and not shard.first and not shard.sentences:
+                raise CorpusError(_nothing_to_read(self.plan, shard.after))
+            yield shard
 
-    def _finish(self, done: checkpoint.Done) -> None:
+    def alone(self, model: MemoryModel) -> Iterator[None]:
+        """By this process."""
+        names = checkpoint.workers(self.folder)
+        worker = Worker(model, self.folder, self.manifest, names[0] if names else "0")
+        with closing(worker):
+            for shard in self.shards():
+                for tokens in worker.read(shard):
+                    self.read += tokens
+                    self.report(shard.fraction, f"shard {shard.number + 1}")
+                    yield
+            worker.wait()
+
+    def by_many(self, crew: Crew) -> Iterator[None]:
+        """By others."""
+        fraction, lost = None, 0
+        for standing in crew.read(self.shards(), self.folder, self.manifest):
+            for shard in standing.kept:
+                self.read += shard.tokens
+                fraction = max(fraction or 0.0, shard.fraction or 0.0)
+            for what in crew.lost[lost:]:
+                self.folder.log("lost", what=what)
+            lost = standing.lost
+            failures = f", {lost} lost and replaced" if lost else ""
+            self.report(fraction, f"{standing.working} of {len(crew.members)} workers{failures}", standing.reading)
+            yield
+
+    def report(self, fraction: float | None, doing: str, reading: int = 0) -> None:
+        read = self.read + reading
+        speed = (read - self.before) / max(1e-9, time.monotonic() - self.began)
+        share = min(1.0, read / self.tokens) if self.tokens else fraction
+        self.reporter.update(share, f"{doing}, {read:,} tokens, {speed:,.0f} tokens/s")
+
+    def finish(self, subject: Subject) -> None:
         """Write the tables and, last, the manifest that makes them a run."""
-        collectors = list(self.collectors.values())
+        self.reporter.update(1.0, "writing the run folder")
+        kept = checkpoint.kept(self.folder)
+        cpu = torch.device("cpu")
+        make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings["layers"], cpu))
+        collectors = list(checkpoint.merged(self.folder, make, kept).values())
         numbers = referenced_sentences(collectors)
         stats = self.settings["stats"] != "off"
         with self.folder.writing(SENTENCES) as path:
-            write_table(path, SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, done.shards, numbers))
+            write_table(path, SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, kept, numbers))
         with self.folder.writing(TRIGGERS) as path:
             write_table(path, TRIGGER_SCHEMA, trigger_batches(collectors, numbers))
         with self.folder.writing(CELLS) as path:
             write_table(path, cell_schema(stats), cell_batches(collectors, stats))
-        size = max(self.model.vocabulary.size, len(self.model.tokenizer))
+        size = max(subject.facts["vocabulary"], len(subject.tokenizer))
         with self.folder.writing(TOKENS) as path:
-            write_table(path, TOKEN_SCHEMA, [token_batch(token_texts(self.model.tokenizer, size))])
-        progress = done.progress
+            write_table(path, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
+        progress = next(one.span.after for one in kept.values() if one.span.last)
+        padded = sum(one.padded for one in kept.values())
         real = progress.tokens + progress.sentences * bool(self.settings["bos"])
         measured = int(collectors[0].total.measured) if collectors[0].total else 0
         counts = {
             "records": progress.records,
             "sentences": progress.sentences,
             "tokens": progress.tokens,
-            "shards": done.shards,
+            "shards": len(kept),
             "cells": sum(len(collector.top["+"].coefficient) for collector in collectors),
             "triggers": sum(int((top.coefficient > 0).sum()) for c in collectors for top in c.top.values()),
             "sentences_kept": len(numbers),
             "cut_to_context": progress.cut,
-            "padding_share": round(1 - real / done.padded, 6) if done.padded else 0.0,
+            "padding_share": round(1 - real / padded, 6) if padded else 0.0,
             "measured_tokens": measured,
         }
         skipped = dict(progress.skipped)
@@ -231,17 +318,6 @@ def _nothing_to_read(plan: Corpus, after: Any) -> str:
     if plan.limit_tokens is not None and after.records:
         return f"the first sentence of {names} has more than the {plan.limit_tokens} tokens of --limit-tokens"
     return f"expected text in {names}, found none" + (f" (left out: {left_out})" if left_out else " (empty)")
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with as many threads as the run began with: sums depend on it in the last digits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _choice(name: str, value: str, options: tuple[str, ...]) -> None:

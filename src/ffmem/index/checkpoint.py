@@ -1,101 +1,201 @@
-"""What a pass leaves behind after every shard, so that a killed run goes on where it stopped."""
+"""What workers leave behind after every shard, so that a run that is stopped anywhere goes on from there.
+
+A worker keeps one state: the triggers and counts of all shards that it has read, and which shards those are. What depends
+on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept a shard. A shard counts once
+a state covers it, and all states together make the index, in any order.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import safetensors
 import safetensors.torch
 from jaxtyping import Int
+from torch import Tensor
 
-from ffmem.corpus.plan import Progress, Shard
+from ffmem.corpus.plan import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder
 from ffmem.index.collect import LayerCollector
 from ffmem.index.folder import WORK, RunFolder
-from ffmem.index.tables import SENTENCE_SCHEMA, referenced_sentences, sentence_batch, write_table
+from ffmem.index.tables import SENTENCE_SCHEMA, sentence_batch, write_table
+from ffmem.index.top import sentence_of
 from ffmem.words import RunError
 
-STATE = f"{WORK}/state.safetensors"
+STATE, ENDING = f"{WORK}/state-", ".safetensors"
 
 
 @dataclass(frozen=True)
-class Done:
-    """The shards that are finished."""
+class Snapshot:
+    """A worker's findings, copied when it had read a shard: it may go on while they are written."""
 
-    shards: int
-    progress: Progress
+    state: dict[str, Tensor]
+    sums: dict[str, Tensor]
+    """Of this shard alone."""
+    sentences: Int[np.ndarray, " n"]
+    """Those of this shard that triggers point to, by their number."""
+
+    @staticmethod
+    def of(collectors: Iterable[LayerCollector], shard: Shard) -> Snapshot:
+        state: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
+        pointed = [np.zeros(0, np.int64)]
+        for collector in collectors:
+            state |= {name: tensor.to("cpu", copy=True) for name, tensor in collector.state().items()}
+            sums |= {name: tensor.to("cpu", copy=True) for name, tensor in collector.sums().items()}
+            for sign in collector.top:
+                place = state[f"L{collector.layer}.{sign}.place"]
+                # An unused slot's place is behind all sentences.
+                sentence = sentence_of(place).numpy()
+                pointed.append(np.unique(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)]))
+        return Snapshot(state, sums, np.unique(np.concatenate(pointed)))
+
+
+def save(
+    folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
+) -> None:
+    """Keep what is the shard's own, then the worker's state, which makes it count."""
+    numbers = snapshot.sentences.tolist()
+    sentences = encoder.with_ends([shard.sentences[number - shard.first] for number in numbers])
+    with folder.writing(f"{_shard(shard.number)}.arrow") as path:
+        write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
+    facts = {
+        "since": shard.since.as_dict(),
+        "after": shard.after.as_dict(),
+        "last": shard.last,
+        "padded": padded,
+    }
+    with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
+        safetensors.torch.save_file(snapshot.sums, path, {"shard": json.dumps(facts)})
+    with folder.writing(_state(worker)) as path:
+        safetensors.torch.save_file(snapshot.state, path, {"covered": json.dumps(covered)})
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A finished shard."""
+
+    span: Span
     padded: int
-    """Positions processed so far, padding and beginning-of-sentence tokens included."""
-    last: bool
+    """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
 
 
-NOTHING = Done(0, Progress(), 0, last=False)
+def kept(folder: RunFolder) -> dict[int, Kept]:
+    """The finished shards, by their numbers."""
+    found: dict[int, Kept] = {}
+    for state in _states(folder):
+        for number in _metadata(folder, state, "covered"):
+            if number in found:
+                raise _damaged(folder, state, f"shard {number} is in two states")
+            facts = _metadata(folder, f"{_shard(number)}.safetensors", "shard")
+            span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
+            found[number] = Kept(span, facts["padded"])
+    return dict(sorted(found.items()))
 
 
-def save(folder: RunFolder, collectors: dict[int, LayerCollector], shard: Shard, encoder: Encoder, done: Done) -> None:
-    """Keep the sentences of this shard that triggers point to, then the state; the state's name makes it count."""
-    folder.work.mkdir(exist_ok=True)
-    numbers = referenced_sentences(collectors.values())
-    here = numbers[(numbers >= shard.first) & (numbers < shard.first + len(shard.sentences))]
-    sentences = encoder.with_ends([shard.sentences[number - shard.first] for number in here.tolist()])
-    with folder.writing(_sentences_file(shard.number)) as path:
-        write_table(path, SENTENCE_SCHEMA, [sentence_batch(here.tolist(), sentences)])
-    tensors = {name: tensor for collector in collectors.values() for name, tensor in collector.state().items()}
-    facts = {"shards": done.shards, "progress": done.progress.as_dict(), "padded": done.padded, "last": done.last}
-    with folder.writing(STATE) as path:
-        safetensors.torch.save_file(tensors, path, {"done": json.dumps(facts)})
+def covered(folder: RunFolder, worker: str) -> list[int]:
+    """The shards that a worker has kept."""
+    name = _state(worker)
+    return list(_metadata(folder, name, "covered")) if folder.exists(name) else []
 
 
-def worth_keeping(folder: RunFolder) -> bool:
-    """Whether a run has anything to lose: it is complete, or a shard of it is."""
-    manifest = folder.manifest()
-    return manifest is not None and (manifest["state"] == "complete" or (folder / STATE).exists())
+def begun(folder: RunFolder) -> bool:
+    """Whether there is anything to lose."""
+    return bool(_states(folder))
 
 
-def load(folder: RunFolder, collectors: dict[int, LayerCollector]) -> Done:
-    """Fill the collectors with the last state; nothing where there is none."""
-    path = folder / STATE
-    if not path.exists():
-        return NOTHING
+def workers(folder: RunFolder) -> list[str]:
+    """Those who have left a state."""
+    return [state.removeprefix(STATE).removesuffix(ENDING) for state in _states(folder)]
+
+
+def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[int]:
+    """Fill the collectors with a worker's state; the shards that it covers, none where there is none."""
+    name = _state(worker)
+    if not folder.exists(name):
+        return []
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            facts = json.loads(file.metadata()["done"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        with folder.reading(name) as path, safetensors.safe_open(path, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
         for collector in collectors.values():
             collector.load(tensors)
-        progress = Progress(**facts["progress"])
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise RunError(f"{path}: damaged, the run cannot be continued; start over with --overwrite") from error
-    return Done(facts["shards"], progress, facts["padded"], facts["last"])
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
+        raise _damaged(folder, name, error) from error
+    return covered(folder, worker)
 
 
-def kept_sentences(folder: RunFolder, shards: int, numbers: Int[np.ndarray, " n"]) -> Iterator[pa.RecordBatch]:
+def merged(folder: RunFolder, make: Any, shards: Iterable[int]) -> dict[int, LayerCollector]:
+    """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards."""
+    whole: dict[int, LayerCollector] | None = None
+    for worker in workers(folder):
+        part = make()
+        load(folder, worker, part)
+        if whole is None:
+            whole = part
+        else:
+            for layer, collector in whole.items():
+                collector.merge(part[layer])
+    whole = make() if whole is None else whole
+    for collector in whole.values():
+        collector.clear_sums()
+    for number in sorted(shards):
+        name = f"{_shard(number)}.safetensors"
+        try:
+            with folder.reading(name) as path, safetensors.safe_open(path, "pt") as file:
+                for collector in whole.values():
+                    collector.add_sums({key: file.get_tensor(key) for key in collector.sums()})
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise _damaged(folder, name, error) from error
+    return whole
+
+
+def kept_sentences(folder: RunFolder, shards: Iterable[int], numbers: Int[np.ndarray, " n"]) -> Iterator[pa.RecordBatch]:
     """The sentences with these numbers, shard by shard; all of them, or an error."""
     found = 0
-    for shard in range(shards):
-        path: Path = folder / _sentences_file(shard)
+    for shard in sorted(shards):
+        name = f"{_shard(shard)}.arrow"
         try:
-            with pa.memory_map(str(path)) as source:
+            with folder.reading(name) as path, pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
                 wanted = np.isin(table.column("sentence").to_numpy(), numbers, assume_unique=True)
                 found += int(wanted.sum())
                 yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{path}: missing or damaged, the run cannot be finished; start over with --overwrite") from error
-
+            raise _damaged(folder, name, error) from error
     if found != len(numbers):
-        raise RunError(f"{folder.work}: {len(numbers) - found:,} sentences are missing; start over with --overwrite")
+        raise _damaged(folder, WORK, f"{len(numbers) - found:,} sentences are missing")
 
 
 def clear(folder: RunFolder) -> None:
-    shutil.rmtree(folder.work, ignore_errors=True)
+    folder.remove_tree(WORK)
 
 
-def _sentences_file(shard: int) -> str:
-    return f"{WORK}/sentences-{shard:06d}.arrow"
+def _state(worker: str) -> str:
+    return f"{STATE}{worker}{ENDING}"
+
+
+def _shard(number: int) -> str:
+    return f"{WORK}/shard-{number:06d}"
+
+
+def _states(folder: RunFolder) -> list[str]:
+    return [name for name in folder.names(WORK) if name.startswith(STATE) and name.endswith(ENDING)]
+
+
+def _metadata(folder: RunFolder, name: str, key: str) -> Any:
+    try:
+        with folder.reading(name) as path, safetensors.safe_open(path, "pt") as file:
+            return json.loads(file.metadata()[key])
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, name, error) from error
+
+
+def _damaged(folder: RunFolder, name: str, why: object) -> RunError:
+    return RunError(
+        f"{folder.place(name)}: missing or damaged ({why}), the run cannot be continued; start over with --overwrite"
+    )

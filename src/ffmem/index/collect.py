@@ -11,14 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ffmem.corpus.ahead import ahead
 from ffmem.corpus.plan import Batch, Shard
-from ffmem.index.statistics import Statistics, extreme
+from ffmem.index.statistics import SUMS, Statistics, extreme
 from ffmem.index.top import Distinct, TopTriggers, best_of_rows, every_prefix
 from ffmem.model.memories import MemoryModel
 from ffmem.words import SIGNS, ModelError, Sign
 
 UNMERGED = 1 << 14
 """Rows after which waiting hits are let in at the latest: stale thresholds let too much pass."""
+READY = 2
+"""Batches made before they are needed."""
 GROUP = 16
 """Batches between two looks at what a GPU could not do by itself."""
 
@@ -95,6 +98,8 @@ class LayerCollector:
         self.top: dict[Sign, Any] = {sign: new_top(cells, t, distinct, device, fused=self.fused) for sign in signs}
         self.total = Statistics(cells, device) if every else None
         self.shard = Statistics(cells, device) if every else None
+        self.latest = self.total
+        """Of the shard that was read last."""
         self.flags = torch.zeros(2, dtype=torch.int32, device=device)
         self.merged = self.unmerged = 0
         """Rows that the thresholds know of, and rows read since then."""
@@ -129,17 +134,18 @@ class LayerCollector:
                 self._merge()
                 continue
             rows = range(at, min(batch.rows, at + allowed // ROWS * ROWS))
-            sift(
-                m,
-                rows,
-                start=batch.start,
-                lengths=batch.lengths,
-                sentences=batch.sentences,
-                keys=batch.keys,
-                tops=tops,
-                statistics=self.shard,
-                flags=self.flags,
-            )
+            with torch.cuda.device_of(m):
+                sift(
+                    m,
+                    rows,
+                    start=batch.start,
+                    lengths=batch.lengths,
+                    sentences=batch.sentences,
+                    keys=batch.keys,
+                    tops=tops,
+                    statistics=self.shard,
+                    flags=self.flags,
+                )
             self.unmerged += len(rows)
             at = rows.stop
 
@@ -184,28 +190,50 @@ class LayerCollector:
             )
 
     def end_shard(self) -> None:
-        """Let in what waits. A shard's sums are made apart and added in the order of shards."""
+        """Let in what waits. The sums of a shard are kept apart, since they have to be added in the order of shards."""
         self._merge()
         for top in self.top.values():
             top.settle()
         if self.total and self.shard:
             self.shard.settle()
             self.total.merge(self.shard)
-            self.shard = Statistics(len(self.total.active), self.total.active.device)
+            self.latest, self.shard = self.shard, Statistics(len(self.total.active), self.total.active.device)
+
+    def merge(self, other: LayerCollector) -> None:
+        """Take in what another worker found in other shards."""
+        for sign, top in self.top.items():
+            top.merge(other.top[sign])
+            top.settle()
+        if self.total and other.total:
+            self.total.merge(other.total)
 
     def state(self) -> dict[str, Tensor]:
+        """All that adds up in any order of shards."""
         found = {
             f"L{self.layer}.{sign}.{name}": tensor for sign, top in self.top.items() for name, tensor in top.state().items()
         }
         if self.total:
-            found |= {f"L{self.layer}.{name}": tensor for name, tensor in self.total.state().items()}
+            found |= {f"L{self.layer}.{name}": tensor for name, tensor in self.total.state().items() if name not in SUMS}
         return found
 
     def load(self, state: dict[str, Tensor]) -> None:
         for sign, top in self.top.items():
             top.load({name: state[f"L{self.layer}.{sign}.{name}"] for name in ("coefficient", "place", "key")})
         if self.total:
-            self.total.load({name: state[f"L{self.layer}.{name}"] for name in self.total.state()})
+            self.total.load({name: state[f"L{self.layer}.{name}"] for name in self.total.state() if name not in SUMS})
+
+    def sums(self) -> dict[str, Tensor]:
+        """The sums of the shard that was read last."""
+        return {f"L{self.layer}.{name}": getattr(self.latest, name) for name in SUMS} if self.latest else {}
+
+    def clear_sums(self) -> None:
+        for name in SUMS if self.total else ():
+            getattr(self.total, name).zero_()
+
+    def add_sums(self, sums: dict[str, Tensor]) -> None:
+        """Add those of the next shard."""
+        for name in SUMS if self.total else ():
+            getattr(self.total, name).add_(sums[f"L{self.layer}.{name}"])
 
 
 def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerCollector], *, again: bool = False) -> None:
@@ -226,7 +254,7 @@ def read_shard(
 ) -> Iterator[Batch]:
     """Read a shard batch by batch; yields each once it is done."""
     group: list[Batch] = []
-    for batch in shard.batches(batch_tokens, bos):
+    for batch in ahead(lambda _: shard.batches(batch_tokens, bos), READY, name="ffmem-batches"):
         read_batch(model, batch, collectors)
         group.append(batch)
         if len(group) == GROUP:

@@ -15,7 +15,9 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ffmem.index.folder import folder_of
 from ffmem.index.reader import CellView, Index, open_index
+from ffmem.index.store import is_url, store_at
 from ffmem.words import Cell, FfmemError
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -81,7 +83,7 @@ TABLES: dict[str, Callable[[Index], Iterator[Row]]] = {
 
 
 def export(run: str | Path | Index, table: str, *, format: str = "jsonl", out: str | Path | None = None) -> None:
-    """Write `triggers`, `cells` or `sentences` as jsonl, csv or parquet, to a file or to standard output."""
+    """Write `triggers`, `cells` or `sentences` as jsonl, csv or parquet, to a file (or URL) or to standard output."""
     if table not in TABLES:
         raise FfmemError(f"expected {', '.join(TABLES)}, found {table!r}")
     if format not in FORMATS:
@@ -107,7 +109,12 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    target = Path(out).expanduser()
+    if is_url(out):
+        folder, name = folder_of(out)
+        with folder.writing(name) as path, path.open("wb") as handle:
+            yield handle
+        return
+    target = Path(store_at(out).path)
     temporary = target.with_name(target.name + ".tmp")
     try:
         with temporary.open("wb") as handle:

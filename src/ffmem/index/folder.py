@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ffmem.index.store import UNFINISHED, is_url, store_at
 from ffmem.words import RunError
 
 FORMAT = 1
@@ -24,28 +24,49 @@ TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
 TABLES = (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES)
-"""Every name that a run may hold; the manifest goes last when a run is deleted."""
+"""Every table that a run may hold."""
 REQUIRED = {"state", "model", "tokenizer", "corpus", "settings", "environment"}
+
+FOLDERS = (WORK, RESULTS, FIGURES)
+PARTS = (*FOLDERS, PAGE, *(f"{name}{ending}" for name in (*TABLES, LOG, MANIFEST) for ending in (UNFINISHED, "")))
+"""All that may lie in a run, whole or half written; the manifest goes last when a run is deleted."""
 
 _verified: dict[Path, tuple[int, int, int, str]] = {}
 """Files whose hash this process has checked: inode, size, time of change, hash."""
 
 
 class RunFolder:
-    """A folder that holds one run. The manifest says `building` until all files are in place."""
+    """A folder, local or in an object store, that holds one run. The manifest says `building` until all files are in place.
+
+    Files go by names such as `work/shard-00003.arrow`. Processes may write different files of one run at the same time.
+
+    >>> folder = RunFolder("memory://runs/example")
+    >>> with folder.writing("work/a.txt") as path:
+    ...     _ = path.write_text("whole")
+    >>> folder.names("work"), folder.read_bytes("work/a.txt"), folder.file("work/a.txt").read_text()
+    (['work/a.txt'], b'whole', 'whole')
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
-        self.work = self.path / WORK
+        self.files = files = store_at(path)
+        self.path: Any = files.path  # a Path, or a URL as a string
+        self.place, self.writing, self.file, self.reading = files.place, files.writing, files.file, files.reading
+        self.read_bytes, self.exists, self.names, self.size = files.read_bytes, files.exists, files.names, files.size
+        self.remove, self.remove_tree, self.disk_use = files.remove, files.remove_tree, files.used
+
+    @property
+    def work(self) -> Path:
+        return self / WORK
 
     def __truediv__(self, name: str) -> Path:
+        assert isinstance(self.path, Path), f"{self.path}: not on this machine, use file() or writing()"
         return self.path / name
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest, None where there is no run; an error where it cannot be understood."""
-        file = self.path / MANIFEST
+        file = self.place(MANIFEST)
         try:
-            manifest = json.loads(file.read_text("utf-8"))
+            manifest = json.loads(self.read_bytes(MANIFEST).decode("utf-8"))
             version = manifest["format"]
             seal = manifest.pop("hash", None)
         except FileNotFoundError:
@@ -61,50 +82,61 @@ class RunFolder:
         return manifest
 
     def complete(self) -> dict[str, Any]:
-        """The manifest of a finished run, all of whose files are as they were written."""
+        """The manifest of a finished run, all of whose files are as they were written.
+
+        In an object store only their sizes are looked at here, their hashes when they are fetched (`table`).
+        """
         manifest = self.manifest()
         if manifest is None:
-            what = "an empty folder or other files" if self.path.is_dir() else "nothing"
+            what = "an empty folder or other files" if self.files.entries() is not None else "nothing"
             raise RunError(f"{self.path}: expected a run folder (with {MANIFEST}), found {what}; make one with ffmem index")
         if manifest["state"] != "complete":
             raise RunError(f"{self.path}: this run is not finished; give the same ffmem index command again to continue it")
         for name, expected in manifest["files"].items():
-            self._verify(name, expected)
+            if is_url(self.path):
+                self._sized(name, expected)
+            else:
+                self._verified(name, expected)
         return manifest
 
-    def _verify(self, name: str, expected: dict[str, Any]) -> None:
-        file = (self.path / name).absolute()
+    def _sized(self, name: str, expected: dict[str, Any]) -> None:
         try:
-            stat = file.stat()
+            size = self.size(name)
         except FileNotFoundError as error:
-            raise RunError(f"{file}: missing from the run; build the run again (--overwrite)") from error
-        if stat.st_size != expected["bytes"]:
-            raise RunError(f"{file}: truncated or altered: {stat.st_size:,} bytes, expected {expected['bytes']:,}")
+            raise RunError(f"{self._shown(name)}: missing from the run; build the run again (--overwrite)") from error
+        if size != expected["bytes"]:
+            raise RunError(f"{self._shown(name)}: truncated or altered: {size:,} bytes, expected {expected['bytes']:,}")
+
+    def table(self, name: str, expected: dict[str, Any]) -> Path:
+        """A local path with a table of a run that is `complete`, for mapping."""
+        return self._verified(name, expected) if is_url(self.path) else self.file(name)
+
+    def _verified(self, name: str, expected: dict[str, Any]) -> Path:
+        self._sized(name, expected)
+        file = self.file(name).absolute()
+        stat = file.stat()
         mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns, expected["sha256"])
         if _verified.get(file) != mark:
             if file_hash(file) != expected["sha256"]:
-                raise RunError(f"{file}: altered since it was written (its hash differs); build the run again (--overwrite)")
+                place = self._shown(name)
+                raise RunError(
+                    f"{place}: altered since it was written (its hash differs); build the run again (--overwrite)"
+                )
             _verified[file] = mark
+        return file
 
-    def _parts(self) -> list[Path]:
-        """What of a run lies here, whole or half written, the manifest last."""
-        names = [*TABLES, LOG, MANIFEST]
-        files = [self.path / f"{name}{ending}" for name in names for ending in (".tmp", "")]
-        return [
-            path for path in (self.work, self.path / RESULTS, self.path / FIGURES, self.path / PAGE, *files) if path.exists()
-        ]
+    def _shown(self, name: str) -> Path | str:
+        place = self.place(name)
+        return place.absolute() if isinstance(place, Path) else place
 
     def clear(self) -> None:
         """Delete the run, and nothing that is not part of it; a folder that was never a run is left alone."""
-        parts = self._parts()
-        foreign = set(self.path.iterdir()) - set(parts) if self.path.is_dir() else set()
-        if foreign and not (self.path / MANIFEST).exists():
+        entries = self.files.entries() or set()
+        if entries - set(PARTS) and MANIFEST not in entries:
             raise RunError(f"{self.path} exists and is not an ffmem run: choose another folder")
-        for path in parts:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        for name in PARTS:
+            if name in entries:
+                (self.remove_tree if name in FOLDERS else self.remove)(name)
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         whole = {**manifest, "format": FORMAT}
@@ -112,36 +144,28 @@ class RunFolder:
         with self.writing(MANIFEST) as temporary:
             temporary.write_text(text, "utf-8")
 
-    @contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """A temporary path; when the block ends well it is synced and takes the name."""
-        target = self.path / name
-        temporary = target.with_name(target.name + ".tmp")
-        try:
-            yield temporary
-            with temporary.open("rb+") as handle:
-                os.fsync(handle.fileno())
-            os.replace(temporary, target)
-            _sync_folder(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
     def described(self, *names: str) -> dict[str, dict[str, Any]]:
         """Size and hash of files, as the manifest holds them."""
         files = {}
         for name in names:
-            file = self.path / name
+            file = self.file(name)
             files[name] = {"bytes": file.stat().st_size, "sha256": file_hash(file)}
         return files
 
     def log(self, event: str, **facts: Any) -> None:
         """Note times and other things that differ from run to run."""
-        with (self.path / LOG).open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts}) + "\n")
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
+        self.files.append(LOG, line + "\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only writer. The lock is on the folder itself and ends with the process, however that ends."""
+        """Be the only writer. The lock is on the folder itself and ends with the process, however that ends.
+
+        An object store has no locks: there, it is for the user to start one writer at a time.
+        """
+        if not isinstance(self.path, Path):
+            yield
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
@@ -167,8 +191,21 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def disk_use(self) -> int:
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+def folder_of(file: str | Path) -> tuple[RunFolder, str]:
+    """The folder of a file, which may be a URL, and the file's name there.
+
+    >>> folder, name = folder_of("s3://bucket/pages/mine.html")
+    >>> folder.path, name
+    ('s3://bucket/pages', 'mine.html')
+    """
+    place = store_at(file).path
+    if isinstance(place, Path):
+        return RunFolder(place.parent), place.name
+    above, _, name = place.rpartition("/")
+    if not is_url(above):
+        raise RunError(f"expected a file in a bucket or folder, found {place}")
+    return RunFolder(above), name
 
 
 def _seal(manifest: dict[str, Any]) -> str:
@@ -179,13 +216,3 @@ def _seal(manifest: dict[str, Any]) -> str:
 def file_hash(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -20,10 +20,15 @@ from torch import Tensor
 from ffmem.index.statistics import Statistics
 from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, TopTriggers
 
-ROWS, BLOCK, COLUMNS = 4, 256, 8
-"""Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells
-and all columns of them, so that a maximum over columns needs no other thread."""
+ROWS, BLOCK, COLUMNS = 8, 256, 8
+"""Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells,
+sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
 WARPS = 1
+TALLIERS = 8
+"""Programs a block of cells that add up what was counted."""
+PACKED = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
+"""Types of which a GPU compares two at a time; up to `FEW` columns their firings are counted two at a time."""
+FEW = (1 << 15) - 1
 SETTLERS = 1056
 """Programs that settle survivors: eight for each processor of a large GPU."""
 PAIRS = 16
@@ -47,6 +52,8 @@ class RoomyTop(TopTriggers):
         )
         self.coefficient, self.place, self.key = (room[:, :t] for room in self.rooms)
         self.taken = torch.zeros(cells, dtype=torch.int32, device=device)
+        self.bound = torch.zeros(cells, device=device)
+        """The thresholds side by side, as the kernels read them."""
 
     @property
     def places(self) -> int:
@@ -55,7 +62,18 @@ class RoomyTop(TopTriggers):
 
     def merge_waiting(self, flags: Int[Tensor, "2"]) -> None:
         """Let the waiting hits in; the flag is raised where one had found no place."""
-        _merge[(self.cells,)](*self.rooms, self.taken, flags, self.t, self.width, WIDTH=self.width, PAIRS=PAIRS, num_warps=4)
+        with torch.cuda.device_of(flags):
+            _merge[(self.cells,)](
+                *self.rooms, self.taken, self.bound, flags, self.t, self.width, WIDTH=self.width, PAIRS=PAIRS, num_warps=4
+            )
+
+    def settle(self) -> None:
+        super().settle()
+        self.bound.copy_(self.threshold)
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        super().load(state)
+        self.bound.copy_(self.threshold)
 
 
 def sift(
@@ -75,37 +93,53 @@ def sift(
     `tops` are the positive triggers and, where they are wanted, the negative ones; `start` is the first token's column.
     """
     high, low = tops[0], tops[-1]
-    counted = (statistics.active, statistics.maximum, statistics.minimum) if statistics else (flags, flags, flags)
+    cells, groups = m.shape[2], triton.cdiv(len(rows), ROWS)
     # As many sentences as there are places may all be noted; later, far fewer pass.
-    most = min(len(rows), high.places) * m.shape[2]
+    most = min(len(rows), high.places) * cells
     noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
     lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
     notes = (lines[0], lines[1], lines[2].view(torch.float32))
-    _sift[(triton.cdiv(m.shape[2], BLOCK), triton.cdiv(len(rows), ROWS))](
+    counted = (flags, flags, flags)
+    if statistics:
+        extremes = torch.empty(2, groups, cells, dtype=m.dtype, device=m.device)
+        counted = (torch.empty(groups, cells, dtype=torch.int32, device=m.device), extremes[0], extremes[1])
+    packed = PACKED.get(m.dtype, "") if m.is_cuda and m.shape[1] <= FEW else ""
+    blocks = triton.cdiv(cells, BLOCK)
+    _sift[(blocks, groups)](
         m,
         lengths,
-        high.rooms[0],
-        low.rooms[0],
+        high.bound,
+        low.bound,
         noted,
         *notes,
         *counted,
         flags,
         rows.start,
         rows.stop,
-        m.shape[2],
+        cells,
         start,
         m.stride(0),
         m.stride(1),
-        high.t,
-        high.width,
         most,
         NEGATIVE=len(tops) > 1,
         STATISTICS=statistics is not None,
+        PACKED=packed,
         ROWS=ROWS,
         BLOCK=BLOCK,
         COLUMNS=COLUMNS,
         num_warps=WARPS,
     )
+    if statistics:
+        _tally[(blocks, TALLIERS)](
+            *counted,
+            statistics.active,
+            statistics.maximum,
+            statistics.minimum,
+            groups,
+            cells,
+            BLOCK=BLOCK,
+            num_warps=1,
+        )
     for side, top in enumerate(tops):
         _settle[(SETTLERS,)](
             m,
@@ -158,18 +192,49 @@ def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
 
 @triton.jit
 @no_type_check
+def _two_at_once(code: tl.constexpr, one, other):
+    return tl.inline_asm_elementwise(code, "=r,r,r", [one, other], dtype=one.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+@no_type_check
+def _larger_of(one, other, PACKED: tl.constexpr):
+    """The larger of each pair; what is not a number wins."""
+    return _larger(one, other) if PACKED == "" else _two_at_once("max.NaN." + PACKED + " $0, $1, $2;", one, other)
+
+
+@triton.jit
+@no_type_check
+def _smaller_of(one, other, PACKED: tl.constexpr):
+    return _smaller(one, other) if PACKED == "" else _two_at_once("min.NaN." + PACKED + " $0, $1, $2;", one, other)
+
+
+@triton.jit
+@no_type_check
+def _count(fired, found, real, PACKED: tl.constexpr):
+    """Firings, one more where `found` is above 0. The bits of such a number, taken as an integer, are above 0 too."""
+    if PACKED == "":
+        fired += (real & (found > 0)).to(tl.int32)
+    else:
+        one = real.to(tl.int16) + tl.zeros_like(fired)
+        fired += _two_at_once("min.relu.s16x2 $0, $1, $2;", found.to(tl.int16, bitcast=True), one)
+    return fired
+
+
+@triton.jit(do_not_specialize=["first_row", "rows", "start"])
+@no_type_check
 def _sift(
     m,
     lengths,
-    coefficient,
-    low_coefficient,
+    bounds,
+    low_bounds,
     noted,
     note_row,
     note_cell,
     note_best,
-    active,
-    maximum,
-    minimum,
+    group_fired,
+    group_highest,
+    group_lowest,
     flags,
     first_row,
     rows,
@@ -177,71 +242,98 @@ def _sift(
     start,
     row_stride,
     column_stride,
-    t,
-    width,
     most,
     NEGATIVE: tl.constexpr,
     STATISTICS: tl.constexpr,
+    PACKED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The hot one: a few sentences, a block of cells. It only notes survivors, so that it needs few registers."""
+    """The hot one: a few sentences, a block of cells. It only notes survivors, so that it needs few registers.
+
+    The last sentences come first: what was written last is still in the cache.
+    """
+    group = tl.num_programs(1) - 1 - tl.program_id(1)
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
-    last = cell.to(tl.int64) * width + t - 1
-    bound = tl.load(coefficient + last, mask=inside, other=float("inf"))
+    bound = tl.load(bounds + cell, mask=inside, other=float("inf"))
     if NEGATIVE:
-        low_bound = tl.load(low_coefficient + last, mask=inside, other=float("inf"))
+        low_bound = tl.load(low_bounds + cell, mask=inside, other=float("inf"))
+    never = tl.full((BLOCK,), float("-inf"), tl.float32).to(m.dtype.element_ty)
     if STATISTICS:
         fired = tl.zeros((BLOCK,), tl.int32)
-        highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-        lowest = tl.full((BLOCK,), float("inf"), tl.float32)
+        highest = never
+        lowest = -never
     odd = tl.zeros((BLOCK,), tl.int1)
     for number in range(ROWS):
-        row = first_row + tl.program_id(1) * ROWS + number
+        row = first_row + group * ROWS + number
         if row < rows:
             length = tl.load(lengths + row).to(tl.int32)
             base = m + row.to(tl.int64) * row_stride + start * column_stride + cell
-            best = tl.full((BLOCK,), float("-inf"), tl.float32)
-            worst = tl.full((BLOCK,), float("inf"), tl.float32)
+            best = never
+            worst = -never
+            firings = tl.zeros((BLOCK,), tl.int32 if PACKED == "" else tl.int16)
             begin = 0
             while begin < length:
-                # Behind the end the last token is read again: that changes no extreme, and no mask is needed.
-                column = tl.minimum(begin + tl.arange(0, COLUMNS), length - 1)
-                found = tl.load(base[None, :] + column[:, None] * column_stride, mask=inside[None, :], other=0.0).to(
-                    tl.float32
-                )
-                best = _larger(best, tl.reduce(found, 0, _larger))
-                if NEGATIVE or STATISTICS:
-                    worst = _smaller(worst, tl.reduce(found, 0, _smaller))
-                if STATISTICS:
-                    new = (begin + tl.arange(0, COLUMNS) < length)[:, None]
-                    fired += tl.sum((new & (found > 0)).to(tl.int32), 0)
+                for ahead in tl.static_range(COLUMNS):
+                    # Behind the end the last token is read again: that changes no extreme, and is not counted.
+                    column = tl.minimum(begin + ahead, length - 1)
+                    found = tl.load(base + column * column_stride, mask=inside, other=0.0)
+                    best = _larger_of(best, found, PACKED)
+                    if NEGATIVE or STATISTICS:
+                        worst = _smaller_of(worst, found, PACKED)
+                    if STATISTICS:
+                        firings = _count(firings, found, begin + ahead < length, PACKED)
                 begin += COLUMNS
-            odd = odd | ~(best < float("inf"))
-            passes = inside & (best > 0) & (best >= bound)
+            high = best.to(tl.float32)
+            odd = odd | ~(high < float("inf"))
+            passes = inside & (high > 0) & (high >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
-                _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most)
+                _note(passes, high, row, cell, noted, note_row, note_cell, note_best, most)
             if NEGATIVE or STATISTICS:
-                odd = odd | ~(worst > float("-inf"))
+                low = -worst.to(tl.float32)
+                odd = odd | ~(low < float("inf"))
             if STATISTICS:
-                highest = tl.maximum(highest, best)
-                lowest = tl.minimum(lowest, worst)
+                highest = _larger_of(highest, best, PACKED)
+                lowest = _smaller_of(lowest, worst, PACKED)
+                fired += firings.to(tl.int32)
             if NEGATIVE:
-                passes = inside & (worst < 0) & (-worst >= low_bound)
+                passes = inside & (low > 0) & (low >= low_bound)
                 if tl.max(passes.to(tl.int32), 0) > 0:
                     # The second half of the notes is for negatives.
-                    _note(passes, -worst, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
+                    _note(passes, low, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
     if tl.max((inside & odd).to(tl.int32), 0) > 0:
         tl.store(flags + 1, 1)
     if STATISTICS:
-        tl.atomic_add(active + cell, fired.to(tl.int64), mask=inside)
-        tl.atomic_max(maximum + cell, highest, mask=inside)
-        tl.atomic_min(minimum + cell, lowest, mask=inside)
+        at = group.to(tl.int64) * cells + cell
+        tl.store(group_fired + at, fired, mask=inside)
+        tl.store(group_highest + at, highest, mask=inside)
+        tl.store(group_lowest + at, lowest, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
+@no_type_check
+def _tally(group_fired, group_highest, group_lowest, active, maximum, minimum, groups, cells, BLOCK: tl.constexpr):
+    """Add the counts of all groups of sentences to a layer's."""
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = cell < cells
+    fired = tl.zeros((BLOCK,), tl.int64)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    lowest = tl.full((BLOCK,), float("inf"), tl.float32)
+    group = tl.program_id(1)
+    while group < groups:
+        at = group.to(tl.int64) * cells + cell
+        fired += tl.load(group_fired + at, mask=inside, other=0)
+        highest = tl.maximum(highest, tl.load(group_highest + at, mask=inside, other=0.0).to(tl.float32))
+        lowest = tl.minimum(lowest, tl.load(group_lowest + at, mask=inside, other=0.0).to(tl.float32))
+        group += tl.num_programs(1)
+    tl.atomic_add(active + cell, fired, mask=inside)
+    tl.atomic_max(maximum + cell, highest, mask=inside)
+    tl.atomic_min(minimum + cell, lowest, mask=inside)
+
+
+@triton.jit(do_not_specialize=["start"])
 @no_type_check
 def _settle(
     m,
@@ -317,7 +409,7 @@ def _settle(
 
 @triton.jit
 @no_type_check
-def _merge(coefficient, place, key, taken, flags, t, width, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+def _merge(coefficient, place, key, taken, bound, flags, t, width, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
     cell = tl.program_id(0)
     waiting = tl.load(taken + cell)
     if waiting > 0:
@@ -360,3 +452,4 @@ def _merge(coefficient, place, key, taken, flags, t, width, WIDTH: tl.constexpr,
         tl.store(place + at, p, mask=kept)
         tl.store(key + 2 * at, one, mask=kept)
         tl.store(key + 2 * at + 1, two, mask=kept)
+        tl.store(bound + cell, tl.max(tl.where(kept & (rank == t - 1), c, 0.0), 0))

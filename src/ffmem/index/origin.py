@@ -6,65 +6,115 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ffmem
 from ffmem.corpus.plan import Corpus
-from ffmem.index.statistics import EVERY
+from ffmem.index.statistics import sample_every
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
 from ffmem.words import RunError
 
-BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+BATCH_TOKENS = {"cpu": 4096, "cuda": 1 << 17}
 SHARD_TOKENS = {"cpu": 1 << 18, "cuda": 1 << 23}
+LAYER_BYTES = 1 << 30
+"""Of a batch's coefficients in one layer, at most, on a GPU with enough memory: the model makes several such tensors."""
+GPU_SHARE = 1 / 40
+"""Of its memory that they may take on a smaller one."""
 FULL_STATISTICS = 1 << 15
 """Tokens up to which statistics are full by default: a sample of fewer would be thin."""
 
 
-def resolve(wanted: dict[str, Any], about: Callable[[], int | None], model: MemoryModel) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Subject:
+    """All that a run notes of its model and of where it is computed: whoever leads workers needs no weights."""
+
+    facts: dict[str, Any]
+    tokenizer: Any
+    environment: dict[str, Any]
+    layer_bytes: int
+    """That a batch's coefficients in one layer may take."""
+
+    @staticmethod
+    def of(model: MemoryModel) -> Subject:
+        return Subject(_model_facts(model), model.tokenizer, _environment(model), _layer_bytes(model))
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        return tokenizer_hash(self.tokenizer)
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["name"])
+
+    def differs(self, manifest: dict[str, Any]) -> str:
+        """How it is not what a run was begun with, in words; empty where it is."""
+        before = {"model": manifest["model"]["hash"], "tokenizer": manifest["tokenizer"]["hash"], **manifest["environment"]}
+        now = {"model": self.facts["hash"], "tokenizer": self.tokenizer_hash, **self.environment}
+        return ", ".join(
+            f"{name} {now.get(name)} in place of {before[name]}" for name in before if before[name] != now.get(name)
+        )
+
+
+def _layer_bytes(model: MemoryModel) -> int:
+    if model.device.type != "cuda":
+        return LAYER_BYTES
+    memory = min(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
+    return min(LAYER_BYTES, int(memory * GPU_SHARE))
+
+
+def auto_batch_tokens(subject: Subject) -> int:
+    """As many as keep the device busy and fit well into its memory: a power of two."""
+    width = max(subject.facts["cells"]) * getattr(torch, subject.facts["dtype"]).itemsize
+    most = 1 << (max(1, subject.layer_bytes // width).bit_length() - 1)
+    return min(most, BATCH_TOKENS.get(subject.facts["device"], BATCH_TOKENS["cpu"]))
+
+
+def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Subject) -> dict[str, Any]:
     """Settings with every `auto` decided, once, when the run is created; `about` estimates the tokens of the corpus."""
-    kind = model.device.type
+    kind = subject.facts["device"]
     settings = dict(wanted)
     if settings["batch_tokens"] == "auto":
-        settings["batch_tokens"] = BATCH_TOKENS.get(kind, BATCH_TOKENS["cpu"])
+        settings["batch_tokens"] = auto_batch_tokens(subject)
     if settings["shard_tokens"] == "auto":
         settings["shard_tokens"] = SHARD_TOKENS.get(kind, SHARD_TOKENS["cpu"])
     if settings["stats"] == "auto":
         tokens = about()
         settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"
     if settings["stats"] == "sample":
-        settings["stats_every"] = EVERY.get(kind, EVERY["cpu"])
+        settings["stats_every"] = sample_every(kind, about())
         settings["stats_sample"] = f"tokens with (sentence + position) divisible by {settings['stats_every']}"
     return settings
 
 
-def new_manifest(model: MemoryModel, plan: Corpus, settings: dict[str, Any]) -> dict[str, Any]:
+def new_manifest(subject: Subject, plan: Corpus, settings: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a run that begins."""
     return {
         "state": "building",
         "ffmem": ffmem.__version__,
-        "model": _model_facts(model),
-        "tokenizer": {"hash": tokenizer_hash(model.tokenizer)},
+        "model": subject.facts,
+        "tokenizer": {"hash": subject.tokenizer_hash},
         "corpus": {"sources": [source.name for source in plan.sources]},
         "settings": settings,
         "settings_hash": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
-        "environment": _environment(model),
+        "environment": subject.environment,
     }
 
 
-def agree(run: Path, manifest: dict[str, Any], wanted: dict[str, Any], model: MemoryModel, plan: Corpus) -> dict[str, Any]:
+def agree(run: Any, manifest: dict[str, Any], wanted: dict[str, Any], subject: Subject, plan: Corpus) -> dict[str, Any]:
     """The settings of a run that exists, if it was made from the same model, corpus and settings."""
     settings = manifest["settings"]
-    check_same_model(run, manifest, model)
+    _check_same(run, manifest, subject.name, subject.facts["hash"], subject.tokenizer_hash)
     pairs = {name: (settings.get(name), value) for name, value in wanted.items() if value != "auto"}
     pairs["corpus"] = (manifest["corpus"]["sources"], [source.name for source in plan.sources])
     if manifest["state"] != "complete":
         # The rest of the run must be computed as its beginning was; threads are set to what they were.
-        now = _environment(model)
+        now = subject.environment
         pairs |= {name: (before, now.get(name)) for name, before in manifest["environment"].items() if name != "threads"}
     for name, (before, now) in pairs.items():
         if before != now:
@@ -75,20 +125,24 @@ def agree(run: Path, manifest: dict[str, Any], wanted: dict[str, Any], model: Me
     return settings
 
 
-def check_same_model(run: Path, manifest: dict[str, Any], model: MemoryModel) -> None:
+def check_same_model(run: Any, manifest: dict[str, Any], model: MemoryModel) -> None:
     """An error that names both where a model is not the one a run was made with."""
+    _check_same(run, manifest, model.name, model.fingerprint(), tokenizer_hash(model.tokenizer))
+
+
+def _check_same(run: Any, manifest: dict[str, Any], name: str, model: str, tokenizer: str) -> None:
     for what, before, now in (
-        ("model", manifest["model"]["hash"], model.fingerprint()),
-        ("tokenizer", manifest["tokenizer"]["hash"], tokenizer_hash(model.tokenizer)),
+        ("model", manifest["model"]["hash"], model),
+        ("tokenizer", manifest["tokenizer"]["hash"], tokenizer),
     ):
         if before != now:
             raise RunError(
-                f"{run} was made with {what} {manifest['model']['name']} ({before[:12]}), but {model.name} has "
+                f"{run} was made with {what} {manifest['model']['name']} ({before[:12]}), but {name} has "
                 f"{now[:12]}: give the {what} it was made with, or build another run"
             )
 
 
-def check_same_corpus(run: Path, manifest: dict[str, Any], plan: Corpus) -> None:
+def check_same_corpus(run: Any, manifest: dict[str, Any], plan: Corpus) -> None:
     """A complete run asked for again must be of the same text: all of it, or as much as was read under a limit."""
     limited = manifest["settings"]["limit_tokens"] is not None
     if plan.digest(manifest["counts"]["records"] if limited else None) != manifest["corpus"]["hash"]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_index(run: str | Path, *, model: MemoryModel | None = None) -> Index:
-    """Open a finished run. With its `model`, values can be projected that were not stored."""
+    """Open a finished run, in a folder or at a URL. With its `model`, values can be projected that were not stored."""
     folder = RunFolder(run)
     return Index(folder, folder.complete(), model)
 
@@ -84,7 +84,7 @@ class Index:
             file = f"{name}.arrow"
             if file not in self.manifest["files"]:
                 raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
-            path = self.folder / file
+            path = self.folder.table(file, self.manifest["files"][file])
             stat = path.stat()
             self._tables[name] = _mapped(path, stat.st_ino, stat.st_mtime_ns)
         return self._tables[name]

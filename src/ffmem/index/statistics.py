@@ -11,15 +11,30 @@ from torch import Tensor
 from ffmem.index.histogram import BINS, LOWEST, PER_OCTAVE, SIDE, ZERO
 from ffmem.words import FfmemError
 
-EVERY = {"cpu": 16, "cuda": 128}
+EVERY, GPU_EVERY = 16, 512
 """A sample takes the moments and the histogram from tokens with (sentence + position) divisible by this. A GPU reads
 much more text, and would be held up by more."""
+ENOUGH = 1 << 15
+"""Tokens that a GPU measures all the same, where the corpus has them."""
+SUMS = ("sum", "squares")
+"""What depends on the order in which it is added."""
 STAGED = 1 << 23
 """Coefficients of a sample that a GPU collects before it measures them: one by one the steps would be too small."""
 CHUNK = 1 << 20
 """Coefficients that go through the histogram at a time: few enough to stay in a CPU's cache."""
 ROW = 255
 """Rows whose firings fit into one byte."""
+
+
+def sample_every(device: str, tokens: int | None) -> int:
+    """Of how many tokens a sample takes one, for a corpus of about so many.
+
+    >>> sample_every("cpu", 10**9), sample_every("cuda", 10**9), sample_every("cuda", 2**20)
+    (16, 512, 32)
+    """
+    if device == "cpu" or tokens is None:
+        return EVERY if device == "cpu" else GPU_EVERY
+    return min(GPU_EVERY, max(EVERY, 1 << max(1, tokens // ENOUGH).bit_length() - 1))
 
 
 class Statistics:
@@ -105,8 +120,9 @@ class Statistics:
         return {name: tensor for name, tensor in vars(self).items() if not name.startswith("_")}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+        """Take over what `state` gave, or a part of it."""
+        for name, tensor in state.items():
+            getattr(self, name).copy_(tensor)
 
 
 def extreme(

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ffmem.corpus.plan import Batch, Corpus, Shard
-from ffmem.index.origin import BATCH_TOKENS
+from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 from ffmem.words import Cell

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffmem.model.adaptive.bands import AdaptiveSoftmax
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
@@ -23,6 +24,8 @@ from ffmem.words import FfmemError, ModelError, parse_layers
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
 """Longest text fed to a model that states no limit of its own."""
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""What a pass over a corpus attends with: not cuDNN, which plans anew, for tens of milliseconds, at every new shape."""
 
 
 class _Stop(Exception):
@@ -193,7 +196,7 @@ class MemoryModel:
         def forward(ids: Int[Tensor, "batch pos"]) -> None:
             shape[0] = tuple(ids.shape)
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), sdpa_kernel(ATTENTION):
                     self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
             except _Stop:
                 return
@@ -287,11 +290,16 @@ class MemoryModel:
 
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
-        if bos not in ("auto", "on", "off"):
-            raise FfmemError(f"expected bos auto, on or off, found {bos!r}")
-        if bos == "on" and self.bos is None:
-            raise FfmemError(f"{self.name}: the tokenizer has neither a bos nor an eos token; use bos off")
-        return bos != "off" and self.bos is not None
+        return check_bos(bos, self.bos, self.name)
+
+
+def check_bos(bos: str, token: int | None, name: str) -> bool:
+    """The same for a model of this name whose beginning-of-sentence token is `token`."""
+    if bos not in ("auto", "on", "off"):
+        raise FfmemError(f"expected bos auto, on or off, found {bos!r}")
+    if bos == "on" and token is None:
+        raise FfmemError(f"{name}: the tokenizer has neither a bos nor an eos token; use bos off")
+    return bos != "off" and token is not None
 
 
 def _rows(module: nn.Module) -> Float[Tensor, "inputs outputs"]:

@@ -47,17 +47,17 @@ def plot(result: Result, *, layers: int | None = None) -> LayerChart | HConcatCh
     return _finished(charts)
 
 
-def save_figures(index: Index, folder: str | Path) -> list[Path]:
-    """Write every figure that the run has results for as NAME.svg and NAME.png; their paths."""
-    results, target, made = all_results(index), RunFolder(folder), []
-    target.path.mkdir(parents=True, exist_ok=True)
+def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
+    """Write every figure that the run has results for as NAME.svg and NAME.png; their paths or URLs."""
+    results, target = all_results(index), RunFolder(folder)
+    made: list[Path | str] = []
     for name, (experiment, _) in FIGURES.items():
         if experiment in results:
             chart = figure(name, results, layers=index.manifest["model"]["layers"])
             for ending, data in (("svg", svg(chart).encode()), ("png", png(chart))):
                 with target.writing(f"{name}.{ending}") as path:
                     path.write_bytes(data)
-                made.append(target / f"{name}.{ending}")
+                made.append(target.place(f"{name}.{ending}"))
     return made
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from string import Template
 
 import ffmem
-from ffmem.index.folder import FIGURES, PAGE, RunFolder
+from ffmem.index.folder import FIGURES, PAGE, folder_of
 from ffmem.index.reader import Index, open_index
 from ffmem.reports.claims import judge_claims
 from ffmem.reports.drawing import bundle
@@ -19,20 +19,20 @@ from ffmem.reports.sections import claims_section, examples, figures_section, gl
 from ffmem.words import FfmemError
 
 
-def report(run: str | Path | Index, out: str | Path | None = None) -> Path:
-    """Write a run's report and its figures (SVG and PNG), and return the page's path.
+def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str:
+    """Write a run's report and its figures (SVG and PNG), and return the page's path or URL.
 
     The page is `RUN/report.html` with `RUN/figures`, or `out` with a folder `NAME-figures` beside it. The same results
     give the same bytes.
     """
     index = run if isinstance(run, Index) else open_index(run)
-    page = index.path / PAGE if out is None else Path(out).expanduser()
-    if page.is_dir():
+    folder, name = (index.folder, PAGE) if out is None else folder_of(out)
+    page = folder.place(name)
+    if isinstance(page, Path) and page.is_dir():
         raise FfmemError(f"expected a file for the page, found a folder at {page}: try {page / PAGE}")
     html = render(index)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    save_figures(index, page.parent / (FIGURES if out is None else f"{page.stem}-{FIGURES}"))
-    with RunFolder(page.parent).writing(page.name) as path:
+    save_figures(index, folder.place(FIGURES if out is None else f"{PurePosixPath(name).stem}-{FIGURES}"))
+    with folder.writing(name) as path:
         path.write_text(html, "utf-8")
     return page
 

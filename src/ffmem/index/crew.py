@@ -1,0 +1,253 @@
+"""Several workers on one run: shards are handed out, a worker that dies is replaced and its shards are read again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, runtime_checkable
+
+from ffmem.corpus.plan import Shard
+from ffmem.corpus.workers import hidden_main
+from ffmem.index import checkpoint
+from ffmem.index.folder import RunFolder
+from ffmem.index.origin import Subject
+from ffmem.words import FfmemError
+
+PATIENCE = 0.02
+"""Seconds between two looks at the workers."""
+ATTEMPTS = 3
+"""Workers that a shard may cost."""
+
+
+class Lost(Exception):
+    """A worker is gone."""
+
+
+@runtime_checkable
+class Lane(Protocol):
+    """The way to one worker: one call of its `Service` at a time, looked after without waiting."""
+
+    def call(self, method: str, *arguments: Any) -> None: ...
+
+    def answer(self) -> tuple[Any] | None:
+        """The answer, once there is one; an error of the worker is raised, `Lost` where it is gone."""
+
+    def read_so_far(self) -> int:
+        """Tokens of the shard that it is reading."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Member:
+    """One place in the crew, whoever fills it."""
+
+    name: str
+    lane: Lane
+    doing: str = "subject"
+    """The call in flight; empty where there is none."""
+    known: bool = False
+    """Whether it has taken up the run."""
+    unkept: dict[int, Shard] = field(default_factory=dict)
+    """Shards that it was given and has not kept yet."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands: what was kept since the last time, and what is being read."""
+
+    kept: list[Shard]
+    reading: int
+    """Tokens that were read and are not kept yet."""
+    working: int
+    lost: int
+
+
+class Crew:
+    """Workers that `hire` starts, by the number of their place."""
+
+    def __init__(self, hire: Callable[[int], Lane], size: int) -> None:
+        self.hire = hire
+        self.members = [self._member(number) for number in range(size)]
+        self.lost: list[str] = []
+        """What became of workers that are gone."""
+
+    def _member(self, number: int) -> Member:
+        member = Member(str(number), self.hire(number))
+        member.lane.call("subject")
+        return member
+
+    def subject(self) -> Subject:
+        """What the first worker that has loaded the model says of it."""
+        while True:
+            for member in self.members:
+                if (answer := self._answer(member)) is not None:
+                    subject: Subject = answer[0]
+                    member.lane.call("subject")  # it is looked at once more when the run begins
+                    return subject
+            if len(self.lost) >= ATTEMPTS * len(self.members):
+                raise FfmemError(f"no worker lived long enough to load the model: {self.lost[-1]}")
+            time.sleep(PATIENCE)
+
+    def read(self, shards: Iterator[Shard], folder: RunFolder, manifest: dict[str, Any]) -> Iterator[Standing]:
+        """Have all shards read; yields how things stand, often. What a standing calls kept needs no second reading."""
+        failures: Counter[int] = Counter()
+        again: deque[Shard] = deque()
+        more = True
+        while True:
+            kept: list[Shard] = []
+            for member in self.members:
+                unkept = dict(member.unkept)
+                if (answer := self._answer(member)) is not None:
+                    kept += self._heard(member, answer[0], folder, manifest)
+                elif unkept and not member.unkept:
+                    # It is gone: what it had kept before is kept, the rest waits for another.
+                    covered = checkpoint.covered(folder, member.name)
+                    kept += [shard for number, shard in unkept.items() if number in covered]
+                    again += [shard for number, shard in unkept.items() if number not in covered]
+                    self._give_up_after(failures, [number for number in unkept if number not in covered])
+                if member.known and not member.doing:
+                    shard = again.popleft() if again else next(shards, None) if more else None
+                    more = more and (shard is not None or bool(again))
+                    if shard is not None:
+                        member.unkept[shard.number] = shard
+                        self._call(member, "read", shard)
+                    elif member.unkept:
+                        self._call(member, "keep")
+            working = sum(member.known for member in self.members)
+            reading = sum(
+                member.lane.read_so_far() + sum(shard.tokens for shard in list(member.unkept.values())[:-1])
+                for member in self.members
+                if member.unkept
+            )
+            yield Standing(kept, reading, working, len(self.lost))
+            if not more and not again and not any(member.unkept for member in self.members):
+                return
+            time.sleep(PATIENCE)
+
+    def _give_up_after(self, failures: Counter[int], numbers: list[int]) -> None:
+        failures.update(numbers)
+        for number in numbers:
+            if failures[number] >= ATTEMPTS:
+                raise FfmemError(
+                    f"shard {number} has cost {ATTEMPTS} workers (the last: {self.lost[-1]}): finished shards are kept; look "
+                    "for want of memory, then give the same command again"
+                )
+
+    def _heard(self, member: Member, answer: Any, folder: RunFolder, manifest: dict[str, Any]) -> list[Shard]:
+        """Take an answer; the shards that are kept since the last."""
+        done, member.doing = member.doing, ""
+        if done == "subject":
+            if difference := answer.differs(manifest):
+                raise FfmemError(f"worker {member.name} is not like the one that the run began with: it has {difference}")
+            self._call(member, "begin", str(folder.path), manifest, member.name)
+            return []
+        member.known = True
+        return [member.unkept.pop(number) for number in answer if number in member.unkept]
+
+    def _call(self, member: Member, method: str, *arguments: Any) -> None:
+        member.doing = method
+        with suppress(Lost):  # `answer` says so too
+            member.lane.call(method, *arguments)
+
+    def _answer(self, member: Member) -> tuple[Any] | None:
+        """A worker's answer; one that is gone is replaced by one that knows nothing yet."""
+        try:
+            return member.lane.answer()
+        except Lost as error:
+            shards = ", ".join(map(str, member.unkept)) or "none"
+            self.lost.append(f"worker {member.name} ended {error} while it {_DOING[member.doing]}; unkept shards: {shards}")
+            member.lane.close()
+            vars(member).update(vars(self._member(int(member.name))))
+            return None
+
+    def close(self) -> None:
+        for member in self.members:
+            member.lane.close()
+
+
+_DOING = {
+    "subject": "loaded the model",
+    "begin": "took up the run",
+    "read": "read a shard",
+    "keep": "kept its shards",
+    "": "waited",
+}
+
+
+class ProcessLane:
+    """A worker in a process of its own on this machine."""
+
+    def __init__(self, model: str, load: dict[str, Any], threads: int) -> None:
+        # A fresh process: a fork of one that has touched a GPU or started threads may hang.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, model, load, threads), daemon=True, name="ffmem-worker")
+        with hidden_main():
+            self.process.start()
+        theirs.close()
+        self.tokens = 0
+
+    def call(self, method: str, *arguments: Any) -> None:
+        self.tokens = 0
+        try:
+            self.pipe.send((method, arguments))
+        except OSError as error:
+            raise Lost(self._end()) from error
+
+    def answer(self) -> tuple[Any] | None:
+        try:
+            while self.pipe.poll():
+                kind, what = self.pipe.recv()
+                if kind == "tokens":
+                    self.tokens = what
+                elif kind == "error":
+                    raise what
+                else:
+                    return (what,)
+        except (EOFError, OSError) as error:
+            raise Lost(self._end()) from error
+        return None
+
+    def read_so_far(self) -> int:
+        return self.tokens
+
+    def _end(self) -> str:
+        self.process.join(5)
+        code = self.process.exitcode
+        return f"by signal {-code}" if code and code < 0 else f"with exit code {code}"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Connection, model: str, load: dict[str, Any], threads: int) -> None:
+    """A worker's life: load the model, then answer calls until the other side is gone."""
+    from ffmem.index.worker import Service
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    service: Service | None = None
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            method, arguments = pipe.recv()
+            try:
+                if service is None:
+                    service = Service(model, load, threads)
+                    service.told = lambda tokens: pipe.send(("tokens", tokens))
+                pipe.send(("answer", getattr(service, method)(*arguments)))
+            except FfmemError as error:
+                pipe.send(("error", error))
+            except Exception as error:
+                traceback.print_exc()
+                pipe.send(("error", RuntimeError(f"in a worker: {type(error).__name__}: {error}")))

@@ -1,0 +1,127 @@
+"""A worker: a model, and collectors that take in one shard after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ffmem.corpus.plan import Shard
+from ffmem.corpus.tokens import Encoder
+from ffmem.index import checkpoint
+from ffmem.index.collect import LayerCollector, read_shard
+from ffmem.index.folder import RunFolder
+from ffmem.index.origin import Subject
+from ffmem.model.loading import load_model
+from ffmem.model.memories import MemoryModel
+from ffmem.words import FfmemError
+
+
+class Worker:
+    """Reads shards and leaves its findings in the run folder, written while the next shard is read."""
+
+    def __init__(self, model: MemoryModel, folder: RunFolder, manifest: dict[str, Any], name: str) -> None:
+        self.model, self.folder, self.name = model, folder, name
+        self.settings = manifest["settings"]
+        devices = {layer: model.value_modules[layer - 1].weight.device for layer in self.settings["layers"]}
+        self.collectors = make_collectors(manifest, devices)
+        self.covered = checkpoint.load(folder, name, self.collectors)
+        self.threads = manifest["environment"]["threads"]
+        self.encoder = Encoder(model.tokenizer, model.context)
+        self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
+        self._written: Future[None] | None = None
+
+    def read(self, shard: Shard) -> Iterator[int]:
+        """Read a shard; yields the tokens of each batch. It is kept for certain once the next one, or `wait`, returns."""
+        padded, size = 0, self.settings["batch_tokens"]
+        bos = self.model.bos if self.settings["bos"] else None
+        try:
+            with threads(self.threads):
+                for batch in read_shard(self.model, shard, self.collectors, batch_tokens=size, bos=bos):
+                    padded += batch.ids.size
+                    yield batch.tokens
+        except torch.OutOfMemoryError as error:
+            raise FfmemError(
+                f"{self.model.device} is out of memory with batches of {size:,} tokens: start over with a smaller "
+                "--batch-tokens (and --overwrite)"
+            ) from error
+        snapshot = checkpoint.Snapshot.of(self.collectors.values(), shard)
+        self.wait()
+        self.covered = [*self.covered, shard.number]
+        self._written = self._writer.submit(
+            checkpoint.save, self.folder, self.name, self.covered, shard, snapshot, self.encoder, padded
+        )
+
+    def wait(self) -> list[int]:
+        """Until all that was read is kept; the shards that are."""
+        if self._written is not None:
+            self._written.result()
+            self._written = None
+        return self.covered
+
+    def close(self) -> None:
+        """Wait for what is being written; an error in it has been told, or is told by `wait`."""
+        self._writer.shutdown()
+
+
+class Service:
+    """A worker as others call it, from another process or another machine. Every answer is small."""
+
+    def __init__(self, model: Any, load: dict[str, Any], threads: int) -> None:
+        torch.set_num_threads(threads)  # as whoever leads: sums depend on it in the last digits
+        self.model = load_model(model, **load)
+        self.worker: Worker | None = None
+        self.told: Callable[[int], None] = lambda tokens: None
+        """Told of the tokens of a shard as they are read."""
+
+    def subject(self) -> Subject:
+        return Subject.of(self.model)
+
+    def begin(self, run: str, manifest: dict[str, Any], name: str) -> list[int]:
+        """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers."""
+        self.worker = Worker(self.model, RunFolder(run), manifest, name)
+        return self.worker.covered
+
+    def read(self, shard: Shard) -> list[int]:
+        """Read a shard; the shards that are kept so far."""
+        assert self.worker is not None
+        covered, read = self.worker.covered, 0
+        for tokens in self.worker.read(shard):
+            self.told(read := read + tokens)
+        return covered
+
+    def keep(self) -> list[int]:
+        """The shards that are kept, all that were read."""
+        assert self.worker is not None
+        return self.worker.wait()
+
+
+def make_collectors(manifest: dict[str, Any], devices: dict[int, torch.device]) -> dict[int, LayerCollector]:
+    """A collector a layer of a run, on these devices."""
+    settings, cells = manifest["settings"], manifest["model"]["cells"]
+    return {
+        layer: LayerCollector(
+            layer,
+            cells[layer - 1],
+            t=settings["top"],
+            distinct=settings["distinct"],
+            negative=settings["negative"],
+            every=settings.get("stats_every", int(settings["stats"] == "full")),
+            device=device,
+        )
+        for layer, device in devices.items()
+    }
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with as many threads as the run began with: sums depend on it in the last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,180 @@
+"""Several workers, whatever happens to them, make the same bytes as one."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from ffmem import build_index
+from ffmem.index import crew as crew_module
+from ffmem.index.crew import Crew, Lost, ProcessLane
+from ffmem.words import FfmemError, ModelError
+from tests.index.reference import SETTINGS, content
+
+CPU = {"device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def alone(gpt2_folder, long_text, tmp_path_factory):
+    run = tmp_path_factory.mktemp("alone") / "run"
+    build_index(gpt2_folder, long_text, out=run, **SETTINGS, **CPU)
+    return content(run)
+
+
+@pytest.fixture
+def hired(monkeypatch):
+    """Every lane that is opened, in order."""
+    lanes = []
+
+    class Watched(ProcessLane):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            lanes.append(self)
+
+    monkeypatch.setattr("ffmem.index.build.ProcessLane", Watched)
+    return lanes
+
+
+def test_two_workers_make_the_bytes_of_one(gpt2_folder, long_text, alone, tmp_path):
+    index = build_index(gpt2_folder, long_text, out=tmp_path / "run", workers=2, **SETTINGS, **CPU)
+    assert index.model is None
+    assert content(tmp_path / "run") == alone
+
+
+def test_workers_that_are_killed_are_replaced_and_lose_nothing(gpt2_folder, long_text, alone, tmp_path, hired):
+    run = tmp_path / "run"
+
+    def kill_two():
+        victims = 0
+        while victims < 2:
+            for lane in list(hired):
+                if lane.tokens and lane.process.is_alive():
+                    os.kill(lane.process.pid, signal.SIGKILL)
+                    victims += 1
+                    time.sleep(0.3)
+                    break
+            time.sleep(0.001)
+
+    killer = threading.Thread(target=kill_two, daemon=True)
+    killer.start()
+    build_index(gpt2_folder, long_text, out=run, workers=2, **SETTINGS, **CPU)
+    lost = sum('"lost"' in line for line in (run / "log.jsonl").read_text().splitlines())
+    assert lost >= 1
+    assert len(hired) == 2 + lost
+    assert content(run) == alone
+
+
+def test_a_run_begun_by_three_is_finished_by_one_and_the_other_way_round(
+    gpt2_folder, long_text, alone, tmp_path, monkeypatch
+):
+    class Stopped(BaseException):
+        pass
+
+    def stop_after(count):
+        kept = 0
+        read = Crew.read
+
+        def some(self, *arguments):
+            nonlocal kept
+            for standing in read(self, *arguments):
+                yield standing
+                kept += len(standing.kept)
+                if kept >= count:
+                    raise Stopped
+
+        return some
+
+    for first, then in ((3, 1), (1, 3), (3, 2)):
+        run = tmp_path / f"{first}-{then}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Crew, "read", stop_after(2))
+            if first > 1:
+                with pytest.raises(Stopped):
+                    build_index(gpt2_folder, long_text, out=run, workers=first, **SETTINGS, **CPU)
+            else:
+                patch.setattr("ffmem.index.worker.checkpoint.save", _saving_twice())
+                with pytest.raises(KeyboardInterrupt):
+                    build_index(gpt2_folder, long_text, out=run, **SETTINGS, **CPU)
+        assert list((run / "work").iterdir())
+        build_index(gpt2_folder, long_text, out=run, workers=then, **SETTINGS, **CPU)
+        assert content(run) == alone
+
+
+def _saving_twice():
+    from ffmem.index.checkpoint import save
+
+    count = 0
+
+    def some(*arguments):
+        nonlocal count
+        save(*arguments)
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+
+    return some
+
+
+def test_a_shard_that_ends_every_worker_ends_the_run(gpt2_folder, long_text, tmp_path, monkeypatch):
+    class Deadly(ProcessLane):
+        def call(self, method, *arguments):
+            super().call(method, *arguments)
+            if method == "read":
+                os.kill(self.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr("ffmem.index.build.ProcessLane", Deadly)
+    with pytest.raises(FfmemError, match=r"shard \d+ has cost 3 workers .*signal 9"):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", workers=2, **SETTINGS, **CPU)
+
+
+def test_an_error_in_a_worker_is_told_as_it_is(tmp_path, long_text):
+    with pytest.raises(ModelError, match="nowhere"):
+        build_index(str(tmp_path / "nowhere"), long_text, out=tmp_path / "run", workers=2, **SETTINGS, **CPU)
+
+
+def test_a_worker_unlike_the_first_is_refused(gpt2_folder, long_text, tmp_path, monkeypatch):
+    monkeypatch.setattr("ffmem.index.build.new_manifest", _abacus)
+    with pytest.raises(FfmemError, match=r"worker \d is not like .* in place of abacus"):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", workers=2, **SETTINGS, **CPU)
+
+
+def _abacus(*arguments):
+    from ffmem.index.origin import new_manifest
+
+    manifest = new_manifest(*arguments)
+    manifest["environment"] = manifest["environment"] | {"device_name": "abacus"}
+    return manifest
+
+
+def test_a_silent_end_is_noticed(monkeypatch):
+    monkeypatch.setattr(crew_module, "_serve", os._exit)
+    lane = ProcessLane("none", {}, 1)
+    lane.process.kill()
+    lane.process.join()
+    with pytest.raises(Lost, match="signal 9"):
+        lane.answer()
+    lane.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": 0}, "at least 1 worker"),
+        ({"workers": 2, "devices": "cpu"}, "a device for each of 2 workers, found 1"),
+        ({"workers": 2, "device_map": "auto"}, "a device map spreads one model"),
+        ({"engine": "slurm"}, "expected engine local or ray"),
+        ({"address": "auto"}, "an address is for --engine ray"),
+        ({"engine": "ray", "devices": "cuda:0"}, "--devices is for workers on this machine"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(gpt2_folder, long_text, tmp_path, settings, message):
+    with pytest.raises(FfmemError, match=message):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", **settings)
+
+
+def test_a_model_in_memory_has_one_worker(gpt2, long_text, tmp_path):
+    with pytest.raises(ModelError, match="give its name or its folder"):
+        build_index(gpt2, long_text, out=tmp_path / "run", workers=2)
+    assert not (tmp_path / "run").exists()
