@@ -1,11 +1,13 @@
 """What looking costs on a GPU: an index pass as a ratio to the bare trunk, on the same batches in the same run.
 
-    python benchmarks/gpu.py gpt2 paper gated -o docs/gpu.json
-    python benchmarks/gpu.py gpt2 --tokens 2000000 --kernels      what a layer's read and merge take, in microseconds
+    python -m benchmarks.gpu gpt2 paper gated -o docs/gpu.json
+    python -m benchmarks.gpu gpt2 --kernels                            what a layer's read and merge take, in microseconds
+    python -m benchmarks.gpu paper --corpus wiki.*.xz -o docs/gpu.json   end to end, from files to a finished run folder
 
 Batches are made on the spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law,
 planned as the pass plans them, in shards of `--shard` tokens. Weights are random, bf16. Every part of the corpus goes
-through each way in turn. Bare trunk: the same batches through the last block, nothing looked at.
+through each way in turn. Bare trunk: the same batches through the last block with the same attention, nothing looked at,
+nothing compiled. End to end, the model is of the paper's shape with the words of `wiki16`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,17 +28,24 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, models
+from torch.nn.attention import sdpa_kernel
 
 import ffmem
-from ffmem.corpus.plan import Batch, plan_batches
-from ffmem.corpus.tokens import prefix_keys
+from ffmem.corpus.plan import Batch, Corpus, plan_batches
+from ffmem.corpus.sentences import Unit
+from ffmem.corpus.sources import open_sources
+from ffmem.corpus.tokens import Encoder, prefix_keys
+from ffmem.corpus.workers import cores
 from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device
+from ffmem.index.origin import SHARD_TOKENS, Subject, auto_batch_tokens
+from ffmem.index.statistics import GPU_EVERY
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.memories import MemoryModel
+from ffmem.model.loading import stored_model
+from ffmem.model.memories import ATTENTION, MemoryModel
 
 T = 50
-EVERY = 128
+USUAL = "torch.topk in each layer"
 PARTS = 8
 """Parts of the corpus that each way reads in turn; the first is left out of the median, not of the whole."""
 
@@ -73,7 +84,7 @@ def make_model(shape: str, device: str) -> MemoryModel:
     return ffmem.load_model(model, tokenizer=tokenizer)
 
 
-def make_batches(tokens: int, words: int, *, batch_tokens: int = 32_768, shard: int, seed: int = 0) -> Iterator[Batch]:
+def make_batches(tokens: int, words: int, *, batch_tokens: int, shard: int, seed: int = 0) -> Iterator[Batch]:
     """Batches of one shard after another, longest sentences first in each."""
     chance = np.random.default_rng(seed)
     first = 0
@@ -146,7 +157,7 @@ def bare(model: MemoryModel) -> Callable[[list[Batch]], None]:
     """Through the last block; no hooks, no vocabulary projection."""
 
     def run(batches: list[Batch]) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), sdpa_kernel(ATTENTION):
             for batch in batches:
                 model.model.base_model(input_ids=to_device(batch.ids, model.device), use_cache=False)
 
@@ -167,35 +178,35 @@ def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None
 def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> dict[str, Any]:
     model = make_model(shape, device)
     tokens //= SHAPES[shape][1]
-    batches = list(make_batches(tokens, model.config.vocab_size, shard=shard))
+    size = auto_batch_tokens(Subject.of(model))
+    batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     real = sum(batch.tokens for batch in batches)
     ways: dict[str, Callable[[list[Batch]], None]] = {
         "bare trunk": bare(model),
         "bare trunk to the last coefficients": to_the_last_coefficients(model),
         "ffmem, triggers": Pass(model, 0),
-        "ffmem, triggers and statistics": Pass(model, EVERY),
+        "ffmem, triggers and statistics": Pass(model, GPU_EVERY),
     }
     if usual:
-        ways["torch.topk in each layer"] = UsualWay(model)
-    warm = list(make_batches(100_000, model.config.vocab_size, shard=shard, seed=1))[:2]
+        ways[USUAL] = UsualWay(model)
+    ways["bare trunk"](batches)  # every shape has been seen: libraries choose their way at the first sight of one
     for name, way in ways.items():
-        way(warm)
+        way(batches[:2])
         print(f"{shape}: {name} is warm", file=sys.stderr, flush=True)
-    if isinstance(ways["ffmem, triggers"], Pass):  # the warm-up's triggers must not count
-        ways |= {name: Pass(model, way.collectors[1].every) for name, way in ways.items() if isinstance(way, Pass)}
+    # The warm-up's triggers must not count.
+    ways |= {name: Pass(model, way.collectors[1].every) for name, way in ways.items() if isinstance(way, Pass)}
     step = -(-len(batches) // PARTS)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     torch.cuda.reset_peak_memory_stats()
     for begin in range(0, len(batches), step):
         for name, way in ways.items():
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            way(batches[begin : begin + step])
-            torch.cuda.synchronize()
-            seconds[name].append(time.perf_counter() - began)
-        print({name: round(spent[-1], 3) for name, spent in seconds.items()}, file=sys.stderr, flush=True)
+            if name != USUAL or begin == step:  # slow and always the same: one part tells
+                seconds[name].append(_timed(partial(way, batches[begin : begin + step])))
+        print({name: round(spent[-1], 3) for name, spent in seconds.items() if spent}, file=sys.stderr, flush=True)
     base = seconds["bare trunk"]
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    if usual:
+        found[USUAL] = {"part": round(seconds.pop(USUAL)[0] / base[1], 3)}
     for name, spent in seconds.items():
         ratios = [a / b for a, b in zip(spent, base, strict=True)][1:]
         found[name] = {
@@ -211,6 +222,7 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
         "d": model.d,
         "cells": sum(model.cells),
         "tokens": real,
+        "batch_tokens": size,
         "padding": round(1 - real / sum(batch.ids.size - len(batch.ids) for batch in batches), 4),
         "tflops": round(2 * blocks * sum(batch.ids.size for batch in batches) / sum(base) / 1e12, 1),
         "read_again": f"{passes[0].again} of {passes[0].groups} groups of {GROUP} batches and a layer",
@@ -223,9 +235,10 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
     """What the read and the merge of one layer take at settled thresholds, in microseconds."""
     model = make_model(shape, device)
     cells = model.cells[0]
-    batches = [batch for batch in make_batches(2_000_000, 1000, shard=1 << 21) if batch.ids.size > 30_000][::8]
+    made = make_batches(4_000_000, 1000, batch_tokens=32_768, shard=1 << 22)
+    batches = [batch for batch in made if batch.ids.size > 30_000][::16]
     found: dict[str, Any] = {}
-    for name, every in (("triggers", 0), ("triggers and statistics", EVERY)):
+    for name, every in (("triggers", 0), ("triggers and statistics", GPU_EVERY)):
         collector = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=every, device=model.device)
         ready = [
             (torch.randn(*b.ids.shape, cells, device=device, dtype=torch.bfloat16), DeviceBatch(b, model.device))
@@ -253,12 +266,62 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
     return found
 
 
+def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
+    """From files on disk to a finished run folder, against the bare trunk on the same batches, ready in memory."""
+    _, tokenizer = stored_model("wiki16", None, None)
+    torch.manual_seed(0)
+    with torch.device(device):
+        network = AdaptiveLM(AdaptiveConfig(vocab_size=len(tokenizer), cutoffs=[20_000, 60_000])).to(torch.bfloat16)
+    model = ffmem.load_model(network, tokenizer=tokenizer)
+    encoder = Encoder(tokenizer, model.context - 1)
+    sources = open_sources([Path(file) for file in corpus])
+    plan = Corpus(sources, encoder, Unit("sentence"), "en", SHARD_TOKENS["cuda"], tokens, max(1, cores() - 2))
+    size = auto_batch_tokens(Subject.of(model))
+    began = time.perf_counter()
+    batches = [batch for shard in plan.shards_ahead() for batch in shard.batches(size, model.bos)]
+    feeding = time.perf_counter() - began
+    run = bare(model)
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        run(batches)
+        for number in range(2):
+            seconds.append(_timed(partial(run, batches)))
+            began = time.perf_counter()
+            index = ffmem.build_index(
+                model, [Path(file) for file in corpus], out=Path(folder) / f"run{number}", limit_tokens=tokens, quiet=True
+            )
+            whole = time.perf_counter() - began
+            print(f"bare {seconds[-1]:.2f} s, end to end {whole:.2f} s", file=sys.stderr, flush=True)
+        seconds.append(_timed(partial(run, batches)))
+        read = sum(batch.tokens for batch in batches)
+        return {
+            "tokens": index.counts["tokens"],
+            "shards": index.counts["shards"],
+            "bare_seconds": [round(spent, 2) for spent in seconds],
+            "seconds": round(whole, 2),
+            "ratio": round(whole / median(seconds), 3),
+            "tokens_per_second": round(read / whole),
+            "fed_tokens_per_second": round(read / feeding),
+            "run_folder_bytes": index.folder.disk_use(),
+            "peak_memory": torch.cuda.max_memory_allocated(),
+        }
+
+
+def _timed(work: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=list(SHAPES))
     parser.add_argument("--tokens", type=int, default=10_000_000, help="a fifth of it for the gated shape")
-    parser.add_argument("--shard", type=int, default=1 << 22, help="tokens that are sorted by length together")
+    parser.add_argument("--shard", type=int, default=SHARD_TOKENS["cuda"], help="tokens that are sorted by length together")
     parser.add_argument("--kernels", action="store_true", help="time the kernels of one layer alone")
+    parser.add_argument("--corpus", nargs="+", type=Path, help="text files: end to end, with the paper's shape")
     parser.add_argument("--no-usual", action="store_true", help="leave out torch.topk in each layer")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("-o", "--out", type=Path, help="add the result to this JSON file")
@@ -268,7 +331,10 @@ def main() -> None:
         if chosen.kernels:
             print(json.dumps(kernels(shape, chosen.device)), flush=True)
             continue
-        result = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
+        if chosen.corpus:
+            shape, result = "end to end", end_to_end(chosen.corpus, chosen.tokens, chosen.device)
+        else:
+            result = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
         result["date"] = datetime.now(UTC).date().isoformat()
         result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}"
         print(json.dumps(result, indent=2), flush=True)

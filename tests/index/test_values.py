@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index, values
+from ffmem.index.values import together
 from ffmem.words import ModelError, RunError
 
 
@@ -70,3 +71,11 @@ def test_a_model_loaded_in_another_dtype_is_still_the_same_model(gpt2_folder, tm
     build_index(load_model(str(gpt2_folder)), ["the king left ."], out=tmp_path / "run", quiet=True)
     index = values(tmp_path / "run", dtype="bfloat16", quiet=True)
     assert index.manifest["values"]["dtype"] == "bfloat16"
+
+
+def test_small_parts_are_put_together_in_their_order():
+    parts = [(layer, torch.full((size, 1), float(layer))) for layer, size in ((1, 2), (2, 3), (2, 1), (3, 4))]
+    found = [(layer, part[:, 0].tolist()) for layer, part in together(parts, 5)]
+    assert found == [(2, [1, 1, 2, 2, 2]), (3, [2, 3, 3, 3, 3])]
+    assert [layer for layer, _ in together(parts, 7)] == [3]
+    assert list(together([], 5)) == []

@@ -190,7 +190,8 @@ def _devices(device: str, workers: int) -> list[str]:
         return ["cpu" if device == "auto" else device] * workers
     if workers > gpus:
         raise FfmemError(
-            f"expected at most {gpus} workers for {gpus} GPUs, found {workers}: name them to share one (--devices cuda:0,cuda:0)"
+            f"expected at most {gpus} workers for {gpus} GPUs, found {workers}: to share a GPU, name it twice "
+            "(--devices cuda:0,cuda:0)"
         )
     return [f"cuda:{number}" for number in range(workers)]
 

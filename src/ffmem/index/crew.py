@@ -138,8 +138,8 @@ class Crew:
         for number in numbers:
             if failures[number] >= ATTEMPTS:
                 raise FfmemError(
-                    f"shard {number} has cost {ATTEMPTS} workers (the last: {self.lost[-1]}): finished shards are kept; look "
-                    "for want of memory, then give the same command again"
+                    f"shard {number} has cost {ATTEMPTS} workers (the last: {self.lost[-1]}): finished shards are kept; "
+                    "look for want of memory, then give the same command again"
                 )
 
     def _heard(self, member: Member, answer: Any, folder: RunFolder, manifest: dict[str, Any]) -> list[Shard]:

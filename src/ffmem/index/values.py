@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ffmem.corpus.ahead import ahead
 from ffmem.index.folder import VALUES
 from ffmem.index.origin import check_same_model
 from ffmem.index.reader import Index, open_index
@@ -19,8 +22,8 @@ from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 from ffmem.words import FfmemError, RunError
 
-CHUNK = 1024
-"""Cells projected between two reports."""
+CHUNK, GPU_CHUNK = 1024, 1 << 15
+"""Cells projected between two reports, on a CPU and on a GPU."""
 VALUE_SCHEMA = pa.schema(
     [
         ("promoted", pa.list_(pa.int32())),
@@ -80,22 +83,48 @@ def model_of(index: Index, model: MemoryModel | Any = None, **load: Any) -> Memo
 def project(model: MemoryModel, vectors: Float[Tensor, "n d"], *, k: int, norm: bool = False) -> pa.RecordBatch:
     """The rows of the value table for these vectors."""
     found = model.vocabulary.extremes(vectors, k, norm=norm)
-    lists = [found.promoted, found.promoted_log_prob, found.suppressed, found.suppressed_log_prob]
-    columns = [_lists(tensor, field.type) for tensor, field in zip(lists, VALUE_SCHEMA, strict=False)]
-    lengths = torch.linalg.vector_norm(vectors.detach().float(), dim=1)
-    return pa.RecordBatch.from_arrays([*columns, pa.array(lengths.cpu().numpy(), pa.float32())], schema=VALUE_SCHEMA)
+    lists = [found.promoted.int(), found.promoted_log_prob, found.suppressed.int(), found.suppressed_log_prob]
+    *columns, lengths = _to_host([*lists, torch.linalg.vector_norm(vectors.detach().float(), dim=1)])
+    arrays = [*map(_lists, columns), pa.array(lengths, pa.float32())]
+    return pa.RecordBatch.from_arrays(arrays, schema=VALUE_SCHEMA)
 
 
-def _batches(index: Index, model: MemoryModel, top: int, norm: bool, reporter: Any) -> Any:
+def _batches(index: Index, model: MemoryModel, top: int, norm: bool, reporter: Any) -> Iterator[pa.RecordBatch]:
+    gpu = model.device.type == "cuda"
+    parts = ((layer, part) for layer in index.layers for part in model.values(layer).split(CHUNK))
+    made = ((layer, project(model, part, k=top, norm=norm)) for layer, part in (together(parts) if gpu else parts))
     done = 0
-    for layer in index.layers:
-        for chunk in model.values(layer).split(CHUNK):
-            yield project(model, chunk, k=top, norm=norm)
-            done += len(chunk)
-            reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
+    # A GPU need not wait for a disk: the next part is made while this one is written.
+    for layer, batch in ahead(lambda _: made, 1) if gpu else made:
+        yield batch
+        done += len(batch)
+        reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
 
 
-def _lists(tensor: Tensor, kind: pa.DataType) -> pa.Array:
-    rows, width = tensor.shape
-    offsets = pa.array(range(0, rows * width + 1, width), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(tensor.flatten().cpu().numpy(), kind.value_type))
+def together(parts: Iterable[tuple[int, Tensor]], rows: int = GPU_CHUNK) -> Iterator[tuple[int, Tensor]]:
+    """Small parts as large ones of these many rows, with the last one's layer: a GPU is waited for once for each."""
+    held: list[Tensor] = []
+    layer = 0
+    for layer, part in parts:
+        held.append(part.detach().to(held[0].device) if held else part.detach())
+        if sum(map(len, held)) >= rows:
+            yield layer, torch.cat(held)
+            held = []
+    if held:
+        yield layer, torch.cat(held)
+
+
+def _to_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """Tensors of one device as arrays, waited for once."""
+    if not tensors[0].is_cuda:
+        return [tensor.numpy() for tensor in tensors]
+    arrays = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for array, tensor in zip(arrays, tensors, strict=True):
+        array.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensors[0].device).synchronize()
+    return [array.numpy() for array in arrays]
+
+
+def _lists(rows: np.ndarray) -> pa.Array:
+    offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.reshape(-1)))

@@ -6,16 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 CHUNK_ELEMENTS = 1 << 23
 """Scores held at a time on a CPU: 32 MB in float32, about what its cache holds."""
-GPU_CHUNK_ELEMENTS = 1 << 26
-"""The same on a GPU, which needs more to be busy."""
+GPU_CHUNK_ELEMENTS = 1 << 28
+"""The same on a GPU, which needs more to be busy: 1 GB."""
+TILED_BYTES = 9 << 28
+"""What both ends of all scores may take on a GPU, where kernels find them: 2.4 GB."""
+FEW_ELEMENTS = 1 << 22
+"""Scores that are not worth a kernel of our own."""
 SLACK = 1e-3
 """How far rounding may lift a log-probability over its piece's ceiling: orders of magnitude more than it does."""
 
@@ -95,8 +101,8 @@ class Scored:
         return found.values + self.offset, found.indices + self.low
 
     def top(self, k: int, *, largest: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        found = self.scores.topk(min(k, self.scores.shape[1]), largest=largest)
-        return found.values + self.offset[:, None], found.indices + self.low
+        values, ids = _first(self.scores, k, largest)
+        return values + self.offset[:, None], ids + self.low
 
     def log_prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Of each row's token, which has to be in this piece."""
@@ -107,7 +113,12 @@ class Scored:
         inside = (token >= self.low) & (token < self.low + self.scores.shape[1])
         place = (token - self.low).clamp(0, self.scores.shape[1] - 1)
         score = self.scores.gather(1, place[:, None])[:, 0]
-        bound = torch.where(inside, score, log_prob - self.offset)[:, None]
+        bound = torch.where(inside, score, log_prob - self.offset)
+        if can_tile(self.scores.device, self.scores.numel()):
+            from ffmem.model.tiles import before
+
+            return before(self.scores, bound, token - self.low)
+        bound = bound[:, None]
         count = (self.scores > bound).sum(1, dtype=torch.int32)
         # Equal ones come before if their ids are smaller: all of them in a piece before the token's own.
         rows = (self.low <= token).nonzero()[:, 0]
@@ -145,6 +156,30 @@ class Piece:
         return ((token >= self.low) & (token < self.low + self.size)).nonzero()[:, 0]
 
 
+@dataclass(frozen=True)
+class Product:
+    """A piece before it is multiplied: a row an input, a word a row."""
+
+    low: int
+    inputs: Float[Tensor, "n width"]
+    words: Float[Tensor, "size width"]
+    finish: Callable[[Float[Tensor, "n size"]], Float[Tensor, "n size"]] | None = None
+    """From the product to the scores, in place."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the scores are the product itself."""
+        return self.finish is None
+
+    def scores(self) -> Float[Tensor, "n size"]:
+        made = multiply(self.inputs, self.words)
+        return made if self.finish is None else self.finish(made)
+
+
+Offsets = Callable[[Float[Tensor, "n pieces"]], Float[Tensor, "n pieces"]]
+"""From each piece's log Σ exp(score) to what makes its scores log-probabilities."""
+
+
 class ChunkedVocabulary(ABC):
     """All that follows from the pieces, in chunks of rows: never more scores at a time than a chunk has."""
 
@@ -160,6 +195,10 @@ class ChunkedVocabulary(ABC):
     @abstractmethod
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
         """The whole vocabulary, in the order of ids; the first piece is scored for every row."""
+
+    @abstractmethod
+    def products(self, h: Float[Tensor, "n d"], *, norm: bool) -> tuple[list[Product], Offsets]:
+        """The same pieces, nothing of them multiplied yet."""
 
     @abstractmethod
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
@@ -189,20 +228,47 @@ class ChunkedVocabulary(ABC):
 
     @torch.inference_mode()
     def top(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Log-probabilities and ids of the k most likely tokens, most likely first."""
+        """Log-probabilities and ids of the k most likely tokens, most likely first, the smaller id among equals."""
+        if can_tile(h.device, len(h) * self.size, k):
+            found = self._tiled(h, min(k, self.size), norm)
+            return found.promoted_log_prob, found.promoted
         log_prob, ids = self._chunked(h, norm, lambda pieces, _: _top(pieces, min(k, self.size)))
         return log_prob, ids
 
     @torch.inference_mode()
     def extremes(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> Extremes:
+        """Both ends of the vocabulary, the smaller id first among equals."""
         k = min(k, self.size)
+        return self._tiled(h, k, norm) if can_tile(h.device, len(h) * self.size, k) else self._sorted(h, k, norm)
 
+    def _sorted(self, h: Float[Tensor, "n d"], k: int, norm: bool) -> Extremes:
         def ends(pieces: list[Piece], _: slice) -> tuple[Tensor, ...]:
             high, promoted = _top(pieces, k)
             low, suppressed = _top(pieces, k, largest=False)
             return promoted, high, suppressed, low
 
         return Extremes(*self._chunked(h, norm, ends))
+
+    def _tiled(self, h: Float[Tensor, "n d"], k: int, norm: bool) -> Extremes:
+        """The same by kernels that look into few scores; rows with too many equals are left to the plain way."""
+        from ffmem.model.tiles import ends, room
+
+        step = _whole(TILED_BYTES // room(self.products(h[:1], norm=norm)[0], k))
+        parts = []
+        for rows in h.split(step):
+            products, offsets = self.products(rows, norm=norm)
+            # With one piece its scores are compared, which its offset would round.
+            found = ends(products, k, offsets if len(products) > 1 else None)
+            log_prob = found.values if len(products) > 1 else found.values + offsets(found.normalisers)
+            parts.append((found.ids[0], log_prob[0], found.ids[1], log_prob[1], found.sure))
+            del products, found
+        *columns, sure = (torch.cat(column) for column in zip(*parts, strict=True))
+        if len(unsure := (~sure).nonzero()[:, 0]):
+            plain = self._sorted(h[unsure.to(h.device)], k, norm)
+            again = (plain.promoted, plain.promoted_log_prob, plain.suppressed, plain.suppressed_log_prob)
+            for column, other in zip(columns, again, strict=True):
+                column[unsure] = other
+        return Extremes(*columns)
 
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
         """How many tokens are at least as likely as `token`, itself counted, the smaller id first among equals: from 1."""
@@ -241,15 +307,59 @@ def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
 
 
 def _rows_at_a_time(device: torch.device, width: int) -> int:
-    return max(1, (CHUNK_ELEMENTS if device.type == "cpu" else GPU_CHUNK_ELEMENTS) // width)
+    return max(1, CHUNK_ELEMENTS // width) if device.type == "cpu" else _whole(GPU_CHUNK_ELEMENTS // width)
+
+
+def _whole(rows: int) -> int:
+    """Many rows in a number that suits a GPU's products."""
+    return rows // 128 * 128 if rows > 128 else max(1, rows)
 
 
 def _top(pieces: list[Piece], k: int, *, largest: bool = True) -> tuple[Tensor, Tensor]:
     log_probs, ids = zip(*(piece.whole.top(k, largest=largest) for piece in pieces), strict=True)
     if len(pieces) == 1:
         return log_probs[0], ids[0]
-    found = torch.cat(log_probs, dim=1).topk(k, largest=largest)
-    return found.values, torch.cat(ids, dim=1).gather(1, found.indices)
+    values, places = _first(torch.cat(log_probs, dim=1), k, largest)
+    return values, torch.cat(ids, dim=1).gather(1, places)
+
+
+def _first(x: Float[Tensor, "n size"], k: int, largest: bool) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """The k first of each row and their places, the smaller place first among equals, which topk does not promise."""
+    k = min(k, x.shape[1])
+    found = x.topk(min(k + 1, x.shape[1]), largest=largest)
+    places, order = found.indices[:, :k].sort(1)
+    values, again = found.values[:, :k].gather(1, order).sort(stable=True, dim=1, descending=largest)
+    places = places.gather(1, again)
+    if x.shape[1] > k and len(rows := (found.values[:, k - 1] == found.values[:, k]).nonzero()[:, 0]):
+        for some in rows.split(_rows_at_a_time(x.device, 4 * x.shape[1])):
+            places[some] = x[some].sort(stable=True, dim=1, descending=largest).indices[:, :k]
+    return values, places
+
+
+def can_tile(device: torch.device, elements: int, k: int = 1) -> bool:
+    """Whether our kernels are for this: a GPU, enough scores, not too many of them wanted."""
+    if device.type != "cuda" or elements < FEW_ELEMENTS or not find_spec("triton"):
+        return False
+    from ffmem.model.tiles import MOST
+
+    return k <= MOST
+
+
+def multiply(h: Float[Tensor, "n width"], words: Float[Tensor, "size width"]) -> Float[Tensor, "n size"]:
+    """Each row times each word, in float32. A GPU sums in float32 anyway: what it has is not rounded to the weights' dtype,
+    in which many scores would be equal.
+    """
+    if h.is_cuda and h.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(h, words.T, out_dtype=torch.float32)
+    return functional.linear(h, words).float()
+
+
+def log_sum_exp(scores: Float[Tensor, "n size"]) -> Float[Tensor, " n"]:
+    if can_tile(scores.device, scores.numel()):
+        from ffmem.model.tiles import logsumexp
+
+        return logsumexp(scores)
+    return scores.logsumexp(1)
 
 
 @dataclass(frozen=True)
@@ -273,11 +383,27 @@ class SoftmaxVocabulary(ChunkedVocabulary):
             h = self.norm(h)
         return h if self.project is None else self.project(h)
 
+    def _finish(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+        """From a product to scores, in place."""
+        if self.unembedding.bias is not None:
+            logits += self.unembedding.bias
+        if self.scale != 1:
+            logits *= self.scale
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def products(self, h: Float[Tensor, "n d"], *, norm: bool) -> tuple[list[Product], Offsets]:
+        plain = self.unembedding.bias is None and self.scale == 1 and self.softcap is None
+        rows = self._rows(h, norm).contiguous()
+        return [Product(0, rows, self.unembedding.weight, None if plain else self._finish)], torch.neg
+
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        logits = self.unembedding(self._rows(h, norm)).float() * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        offset = -logits.logsumexp(1)
+        if h.device.type == "cuda":
+            logits = self.products(h, norm=norm)[0][0].scores()
+        else:
+            logits = self.unembedding(self._rows(h, norm)).float() * self.scale
+            if self.softcap is not None:
+                logits = self.softcap * torch.tanh(logits / self.softcap)
+        offset = -log_sum_exp(logits)
 
         def score(rows: Tensor | None) -> Scored:
             return Scored(0, logits, offset) if rows is None else Scored(0, logits[rows], offset[rows])

@@ -8,11 +8,10 @@ from functools import partial
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from ffmem.model.adaptive.bands import Band
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.vocabulary import ChunkedVocabulary, Piece, Readout, Scored
+from ffmem.model.vocabulary import ChunkedVocabulary, Offsets, Piece, Product, Readout, Scored, log_sum_exp, multiply
 
 
 @dataclass(frozen=True)
@@ -39,20 +38,36 @@ class AdaptiveVocabulary(ChunkedVocabulary):
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype)
         # Apart from each other: the head's table need not be put together for every chunk of rows.
-        words, bands = functional.linear(h, first.words.weight).float(), softmax.bands(h).float()
-        below = torch.logaddexp(words.logsumexp(1), bands.logsumexp(1))
+        words, bands = multiply(h, first.words.weight), multiply(h, softmax.bands.weight)
+        below = torch.logaddexp(log_sum_exp(words), bands.logsumexp(1))
 
         def frequent(rows: Tensor | None) -> Scored:
             return Scored(0, words, -below) if rows is None else Scored(0, words[rows], -below[rows])
 
         def rare(band: Band, log_prob: Tensor, rows: Tensor | None) -> Scored:
-            scores = softmax.tail(h if rows is None else h[rows], band).float()
-            return Scored(band.low, scores, (log_prob if rows is None else log_prob[rows]) - scores.logsumexp(1))
+            some = h if rows is None else h[rows]
+            scores = (
+                multiply(some @ band.project.weight, band.words.weight) if h.is_cuda else softmax.tail(some, band).float()
+            )
+            return Scored(band.low, scores, (log_prob if rows is None else log_prob[rows]) - log_sum_exp(scores))
 
         found = [Piece(0, first.high, torch.zeros_like(below), frequent)]
         for band, log_prob in zip(rest, (bands - below[:, None]).T, strict=True):
             found.append(Piece(band.low, band.high - band.low, log_prob, partial(rare, band, log_prob)))
         return found
+
+    def products(self, h: Float[Tensor, "n d"], *, norm: bool) -> tuple[list[Product], Offsets]:
+        softmax, (first, *rest) = self.model.softmax, self.model.model.embed
+        h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype).contiguous()
+        found = [Product(0, h, first.words.weight)]
+        found += [Product(band.low, h @ band.project.weight, band.words.weight) for band in rest]
+        bands = multiply(h, softmax.bands.weight)
+
+        def offsets(normalisers: Tensor) -> Tensor:
+            below = torch.logaddexp(normalisers[:, 0], bands.logsumexp(1))[:, None]
+            return torch.cat([-below, bands - below - normalisers[:, 1:]], dim=1)
+
+        return found, offsets
 
     @torch.inference_mode()
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
