@@ -45,11 +45,11 @@ def _list(result: dict[str, Any]) -> str:
     return ", ".join(map(str, result["batch_quartiles"]))
 
 
-def put_between_markers(page: Path, measured: str) -> None:
+def put_between_markers(page: Path, measured: str, begin: str = BEGIN) -> None:
     """What was measured, in the place that a page has for it."""
-    before, _, rest = page.read_text("utf-8").partition(BEGIN)
+    before, _, rest = page.read_text("utf-8").partition(begin)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{measured}\n{END}{after}", "utf-8")
+    page.write_text(f"{before}{begin}\n{measured}\n{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -225,7 +225,8 @@ def test_what_is_left_out_or_cut_is_counted(corpus_of, file):
 
 def test_a_text_without_tokens_is_counted(corpus_of, monkeypatch):
     corpus = corpus_of(["the river", "..."])
-    monkeypatch.setattr(corpus.encoder, "_ids", lambda texts: [[1, 2] if "river" in text else [] for text in texts])
+    two, none = ([1, 2], [(0, 3), (4, 9)]), ([], [])
+    monkeypatch.setattr(corpus.encoder, "_encoded", lambda texts: [two if "river" in text else none for text in texts])
     (shard,) = corpus.shards()
     assert (shard.after.without_tokens, shard.after.sentences, shard.after.records) == (1, 1, 2)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ffmem.corpus.tokens import Encoder, Sentence, prefix_keys
+from ffmem.corpus.tokens import Encoder, Sentence, Sentences, prefix_keys
 from tests.tiny import WORDS, word_tokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.text("aé \U0001f600ñ日 river")
@@ -82,7 +82,7 @@ def test_the_ids_are_the_tokenizers_own_without_special_tokens(tokenizer):
     for text, (sentence,) in zip(texts, encoded, strict=True):
         assert sentence.ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
         assert sentence.ids.dtype == np.int32
-        assert sentence.ends is None
+        assert sentence.ends[-1] == len(text)
 
 
 def test_special_tokens_that_a_tokenizer_adds_are_left_out():
@@ -168,3 +168,25 @@ def test_offsets_that_go_back_are_held_at_the_furthest_end():
     tokenizer.is_fast = True
     (sentence,) = encode(tokenizer, "abc")
     assert sentence.ends.tolist() == [2, 2, 3]
+
+
+def test_flat_sentences_give_back_what_was_put_in_whole_in_part_and_padded():
+    kept = [
+        Sentence("the river", np.array([3, 4], np.int32), np.array([3, 9], np.int32)),
+        Sentence("STRASSE", np.array([7], np.int32)),
+        Sentence("a", np.array([5], np.int32), np.array([1], np.int32)),
+    ]
+
+    def plain(sentences):
+        return [(s.text, s.ids.tolist(), None if s.ends is None else s.ends.tolist()) for s in sentences]
+
+    flat = Sentences.of(kept)
+    assert plain(flat) == plain(kept)
+    assert plain(flat.between(1, 3)) == plain(kept[1:])
+    assert plain(flat.take(np.array([2, 0]))) == plain([kept[2], kept[0]])
+    assert plain(Sentences.join([flat, Sentences.of([]), flat.between(1, 2)])) == plain([*kept, kept[1]])
+    assert flat.padded(np.array([0, 2]), 9).tolist() == [[9, 3, 4], [9, 5, 9]]
+    assert flat.padded(np.array([1, 0]), None).tolist() == [[7, 0], [3, 4]]
+    assert plain([flat[-1]]) == plain([kept[-1]])
+    with pytest.raises(IndexError):
+        flat[3]

@@ -15,13 +15,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CELLS, T = 3, 3
 
 
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch):
-    """An interpreter runs one after the other."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(kernels, "SETTLERS", 2)
-
-
 def make_batch(seed: int, rows: int = 7, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
     """Few different words, so that many prefixes are equal."""
     chance = np.random.default_rng(seed)
@@ -84,6 +77,22 @@ def test_hits_without_a_place_raise_the_flag_and_reading_again_mends_it():
     assert fused.troubles() == (False, False)
     fused.add_again(m, on)
     plain.add(m, on)
+    for one in (plain, fused):
+        one.end_shard()
+    assert_same(plain, fused)
+
+
+def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
+    plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
+    rows = 2 * fused.top["+"].places
+    ids = np.zeros((rows, 1), np.int64)
+    batch = Batch(ids, np.ones(rows, np.int64), np.arange(rows)[::-1].copy(), prefix_keys(ids), 0)
+    m = torch.ones(rows, 1, CELLS, device=DEVICE)
+    m[rows // 2] = 2
+    fused.merged = 1 << 20  # as if thresholds were settled, so that the batch is read in one step
+    for one in (plain, fused):
+        one.add(m, DeviceBatch(batch, DEVICE))
+    assert fused.troubles() == (False, False)
     for one in (plain, fused):
         one.end_shard()
     assert_same(plain, fused)

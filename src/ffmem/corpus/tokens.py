@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ from jaxtyping import Int
 from ffmem.corpus.sentences import Segmenter
 
 Ids = Int[np.ndarray, " pos"]
+NONE = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Sentence:
     """A unit as it is fed, the beginning-of-sentence token left out.
 
-    `ends[j]` is the number of characters of `text` that the first j+1 tokens cover. It is None until somebody needs
-    it, which is the case for the few sentences that triggers point to.
+    `ends[j]` is the number of characters of `text` that the first j+1 tokens cover. A tokenizer that knows no offsets takes
+    long to find it; there it is None until somebody needs it, which is the case for the sentences that triggers point to.
     """
 
     text: str
@@ -47,17 +49,23 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[Sentence]]:
         """For every text its sentences: none if it has no token, several if it is longer than the limit."""
-        for text, ids in zip(texts, self._ids(texts), strict=True):
+        for text, (ids, offsets) in zip(texts, self._encoded(list(texts)), strict=True):
+            ends = None if offsets is None else _ends(offsets)
+            sentence = Sentence(text, np.array(ids, np.int32), ends)
             if len(ids) <= self.limit:
-                yield [Sentence(text, np.asarray(ids, np.int32))] if ids else []
+                yield [sentence] if ids else []
             else:
-                yield list(self._windows(*self.with_ends([Sentence(text, np.asarray(ids, np.int32))])))
+                yield list(self._windows(*self.with_ends([sentence])))
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encoded(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]] | None]]:
+        """Ids and, where they are known, offsets."""
         if self.engine is not None:
-            return [encoding.ids for encoding in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
-        encoding = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return encoding["input_ids"]
+            for encoding in self.engine.encode_batch(texts, add_special_tokens=False):
+                yield encoding.ids, encoding.offsets
+            return
+        settings = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        found = self.tokenizer(texts, return_offsets_mapping=self.with_offsets, **settings)
+        yield from zip(found["input_ids"], found.get("offset_mapping") or repeat(None), strict=False)
 
     def _windows(self, sentence: Sentence) -> Iterator[Sentence]:
         assert sentence.ends is not None
@@ -71,32 +79,18 @@ class Encoder:
             )
 
     def with_ends(self, sentences: Sequence[Sentence]) -> list[Sentence]:
-        """The same sentences with their `ends`.
-
-        A tokenizer that knows no offsets gives the text it decodes to, and ends measured on that.
-        """
-        missing = [sentence for sentence in sentences if sentence.ends is None]
-        if not missing:
-            return list(sentences)
-        found = iter(self._with_offsets(missing) if self.with_offsets else map(self._decoded, missing))
-        return [next(found) if sentence.ends is None else sentence for sentence in sentences]
-
-    def _with_offsets(self, sentences: list[Sentence]) -> Iterator[Sentence]:
-        for sentence, offsets in zip(sentences, self._offsets([sentence.text for sentence in sentences]), strict=True):
-            ends = np.array([end for _, end in offsets], np.int32)
-            assert len(ends) == len(sentence.ids), "the tokenizer gave other tokens the second time"
-            yield Sentence(sentence.text, sentence.ids, np.maximum.accumulate(ends))
-
-    def _offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        if self.engine is not None:
-            return [encoding.offsets for encoding in self.engine.encode_batch(texts, add_special_tokens=False)]
-        return self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+        """The same sentences with their `ends`, those of a tokenizer that knows no offsets with the text it decodes to."""
+        return [self._decoded(sentence) if sentence.ends is None else sentence for sentence in sentences]
 
     def _decoded(self, sentence: Sentence) -> Sentence:
         ids = sentence.ids.tolist()
         text = self.tokenizer.decode(ids)
         ends = np.array([min(len(text), len(self.tokenizer.decode(ids[: n + 1]))) for n in range(len(ids))], np.int32)
         return Sentence(text, sentence.ids, np.maximum.accumulate(ends))
+
+
+def _ends(offsets: list[tuple[int, int]]) -> Ids:
+    return np.maximum.accumulate(np.array([end for _, end in offsets], np.int32))
 
 
 def _engine(tokenizer: Any) -> Any:
@@ -127,8 +121,8 @@ class Sentences:
     ids: Int[np.ndarray, " tokens"]
     lengths: Int[np.ndarray, " sentences"]
     """Tokens of each sentence."""
-    ends: dict[int, Ids]
-    """The `ends` that are known, by the number of the sentence."""
+    ends: Int[np.ndarray, " tokens"]
+    """Of each token in its sentence's text; -1 where they are not known."""
 
     @cached_property
     def stops(self) -> Int[np.ndarray, " sentences"]:
@@ -141,9 +135,10 @@ class Sentences:
     def __getitem__(self, number: int) -> Sentence:
         number = range(len(self))[number]
         stop = int(self.stops[number])
-        # A copy: a view would keep all the others.
-        ids = self.ids[stop - int(self.lengths[number]) : stop].copy()
-        return Sentence(self.texts[number], ids, self.ends.get(number))
+        own = slice(stop - int(self.lengths[number]), stop)
+        # Copies: a view would keep all the others.
+        ids, ends = self.ids[own].copy(), self.ends[own].copy()
+        return Sentence(self.texts[number], ids, None if (ends < 0).any() else ends)
 
     def __iter__(self) -> Iterator[Sentence]:
         return (self[number] for number in range(len(self)))
@@ -153,8 +148,14 @@ class Sentences:
         if (first, last) == (0, len(self)):
             return self
         begin, end = ((int(self.stops[number - 1]) if number else 0) for number in (first, last))
-        ends = {number - first: known for number, known in self.ends.items() if first <= number < last}
-        return Sentences(self.texts[first:last], self.ids[begin:end], self.lengths[first:last], ends)
+        return Sentences(self.texts[first:last], self.ids[begin:end], self.lengths[first:last], self.ends[begin:end])
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> Sentences:
+        """Those with these numbers."""
+        lengths = self.lengths[rows]
+        begins = np.repeat(self.stops[rows] - np.cumsum(lengths), lengths)
+        flat = begins + np.arange(len(begins))
+        return Sentences([self.texts[row] for row in rows.tolist()], self.ids[flat], lengths, self.ends[flat])
 
     def padded(self, rows: Int[np.ndarray, " batch"], bos: int | None) -> Int[np.ndarray, "batch columns"]:
         """These sentences as rows, padded on the right, behind the beginning-of-sentence token where there is one."""
@@ -170,20 +171,23 @@ class Sentences:
     def of(sentences: Sequence[Sentence]) -> Sentences:
         return Sentences(
             texts=[sentence.text for sentence in sentences],
-            ids=np.concatenate([np.zeros(0, np.int32), *(sentence.ids for sentence in sentences)]),
+            ids=np.concatenate([NONE, *(sentence.ids for sentence in sentences)]),
             lengths=np.array([len(sentence.ids) for sentence in sentences], np.int32),
-            ends={number: sentence.ends for number, sentence in enumerate(sentences) if sentence.ends is not None},
+            ends=np.concatenate([NONE, *(_known(sentence) for sentence in sentences)]),
         )
 
     @staticmethod
     def join(parts: Sequence[Sentences]) -> Sentences:
-        firsts = np.cumsum([0, *map(len, parts)]).tolist()
         return Sentences(
             texts=[text for part in parts for text in part.texts],
-            ids=np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)]),
-            lengths=np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in parts)]),
-            ends={first + n: known for first, part in zip(firsts, parts, strict=False) for n, known in part.ends.items()},
+            ids=np.concatenate([NONE, *(part.ids for part in parts)]),
+            lengths=np.concatenate([NONE, *(part.lengths for part in parts)]),
+            ends=np.concatenate([NONE, *(part.ends for part in parts)]),
         )
+
+
+def _known(sentence: Sentence) -> Ids:
+    return np.full_like(sentence.ids, -1) if sentence.ends is None else sentence.ends
 
 
 @dataclass(frozen=True)

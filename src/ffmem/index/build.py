@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ffmem.corpus.workers import cores
 from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, ProcessLane
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
-from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, RunFolder
+from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
@@ -36,7 +36,7 @@ from ffmem.index.tables import (
 )
 from ffmem.index.top import DISTINCT, POSITION_BITS
 from ffmem.index.worker import Worker, make_collectors
-from ffmem.model.loading import load_model
+from ffmem.model.loading import known_name, load_model
 from ffmem.model.memories import MemoryModel, check_bos
 from ffmem.model.pieces import token_texts
 from ffmem.progress import Reporter, reporting
@@ -92,7 +92,7 @@ def build_index(
     parsed = Unit.parse(unit)
     sources = open_sources(corpus, column=column)
     folder = RunFolder(out)
-    folder.manifest()  # a place that cannot be reached is told of before the model is loaded
+    folder.exists(MANIFEST)  # a place that cannot be reached is told of before the model is loaded
     with _crew(model, load, workers, devices, engine, address) as crew:
         loaded = None if crew else load_model(model, **load)
         subject = Subject.of(loaded) if loaded else crew.subject()  # type: ignore[union-attr]
@@ -166,19 +166,24 @@ def _crew(
         raise FfmemError("a device map spreads one model over all GPUs, so there is one worker: leave out --workers")
     model, threads = str(model), torch.get_num_threads()
     if engine == "ray":
-        from ffmem.index.cluster import RayLane, connect, places
+        from ffmem.index.cluster import Cluster, connected
 
         if named:
             raise FfmemError("--devices is for workers on this machine: a Ray cluster gives each worker its GPU")
-        ray = connect(address)
-        crew = Crew(lambda _: RayLane(ray, model, load, threads), workers or places(ray, load.get("device", "auto")))
+        with suppress(ModelError):  # a folder may be there for the workers alone
+            model = known_name(model)
+        with connected(address) as ray:
+            cluster = Cluster(ray, load.get("device", "auto"))
+            crew = Crew(lambda _: cluster.hire(model, load, threads), workers or cluster.places())
+            with closing(crew):
+                yield crew
     else:
         if named and workers not in (None, len(named)):
             raise FfmemError(f"expected a device for each of {workers} workers, found {len(named)}: {devices}")
         named = named or _devices(load.get("device", "auto"), workers or 1)
         crew = Crew(lambda number: ProcessLane(model, load | {"device": named[number]}, threads), len(named))
-    with closing(crew):
-        yield crew
+        with closing(crew):
+            yield crew
 
 
 def _devices(device: str, workers: int) -> list[str]:

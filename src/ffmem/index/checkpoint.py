@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ffmem.corpus.plan import Progress, Shard, Span
-from ffmem.corpus.tokens import Encoder
+from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.index.collect import LayerCollector
 from ffmem.index.folder import WORK, RunFolder
 from ffmem.index.tables import SENTENCE_SCHEMA, sentence_batch, write_table
@@ -60,8 +60,10 @@ def save(
     folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count."""
-    numbers = snapshot.sentences.tolist()
-    sentences = encoder.with_ends([shard.sentences[number - shard.first] for number in numbers])
+    numbers = snapshot.sentences
+    sentences = shard.sentences.take(numbers - shard.first)
+    if (sentences.ends < 0).any():
+        sentences = Sentences.of(encoder.with_ends(list(sentences)))
     with folder.writing(f"{_shard(shard.number)}.arrow") as path:
         write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
     facts = {

@@ -20,17 +20,17 @@ from torch import Tensor
 from ffmem.index.statistics import Statistics
 from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, TopTriggers
 
-ROWS, BLOCK, COLUMNS = 8, 256, 8
+ROWS, BLOCK, COLUMNS = 8, 256, 16
 """Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells,
 sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
 WARPS = 1
-TALLIERS = 8
+TALLIERS = 32
 """Programs a block of cells that add up what was counted."""
 PACKED = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
 """Types of which a GPU compares two at a time; up to `FEW` columns their firings are counted two at a time."""
 FEW = (1 << 15) - 1
-SETTLERS = 1056
-"""Programs that settle survivors: eight for each processor of a large GPU."""
+LINES = 64
+"""Notes that a settling program looks through at a time."""
 PAIRS = 16
 """Hits that `merge` compares with all others at a time."""
 MOST = 256
@@ -94,17 +94,17 @@ def sift(
     """
     high, low = tops[0], tops[-1]
     cells, groups = m.shape[2], triton.cdiv(len(rows), ROWS)
-    # As many sentences as there are places may all be noted; later, far fewer pass.
-    most = min(len(rows), high.places) * cells
-    noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
-    lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
+    blocks = triton.cdiv(cells, BLOCK)
+    # Every block of cells has its list. As many sentences as there are places may all be noted; later, far fewer pass.
+    most = min(len(rows), high.places) * BLOCK
+    noted = torch.zeros(len(tops), blocks, dtype=torch.int32, device=m.device)
+    lines = torch.empty(3, len(tops), blocks, most, dtype=torch.int32, device=m.device)
     notes = (lines[0], lines[1], lines[2].view(torch.float32))
     counted = (flags, flags, flags)
     if statistics:
         extremes = torch.empty(2, groups, cells, dtype=m.dtype, device=m.device)
         counted = (torch.empty(groups, cells, dtype=torch.int32, device=m.device), extremes[0], extremes[1])
     packed = PACKED.get(m.dtype, "") if m.is_cuda and m.shape[1] <= FEW else ""
-    blocks = triton.cdiv(cells, BLOCK)
     _sift[(blocks, groups)](
         m,
         lengths,
@@ -141,7 +141,7 @@ def sift(
             num_warps=1,
         )
     for side, top in enumerate(tops):
-        _settle[(SETTLERS,)](
+        _settle[(blocks, min(BLOCK, cells))](
             m,
             lengths,
             sentences,
@@ -149,19 +149,22 @@ def sift(
             *top.rooms,
             top.taken,
             flags,
-            noted[side:],
+            noted[side],
             *(part[side] for part in notes),
             1.0 - 2.0 * side,
             start,
             m.stride(0),
             m.stride(1),
             keys.stride(0),
+            cells,
             top.t,
             top.width,
             most,
             POSITION_BITS=POSITION_BITS,
             BY_SENTENCE=top.distinct == "sentence",
-            WIDTH=triton.next_power_of_2(top.t),
+            WIDTH=top.width,
+            BLOCK=BLOCK,
+            LINES=LINES,
             COLUMNS=32,
             num_warps=1,
         )
@@ -181,10 +184,11 @@ def _smaller(one, other):
 
 @triton.jit
 @no_type_check
-def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
+def _note(passes, best, row, cell, page, noted, note_row, note_cell, note_best, most):
     """Write down sentence, cell and coefficient of every survivor; what finds no line is counted all the same."""
-    line = tl.atomic_add(noted + tl.zeros_like(cell), 1, mask=passes)
+    line = tl.atomic_add(noted + page + tl.zeros_like(cell), 1, mask=passes)
     passes = passes & (line < most)
+    line += page * most
     tl.store(note_row + line, row + tl.zeros_like(cell), mask=passes)
     tl.store(note_cell + line, cell, mask=passes)
     tl.store(note_best + line, best, mask=passes)
@@ -255,7 +259,9 @@ def _sift(
     The last sentences come first: what was written last is still in the cache.
     """
     group = tl.num_programs(1) - 1 - tl.program_id(1)
-    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    block = tl.program_id(0)
+    negatives = tl.num_programs(0) + block
+    cell = block * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     bound = tl.load(bounds + cell, mask=inside, other=float("inf"))
     if NEGATIVE:
@@ -290,7 +296,7 @@ def _sift(
             odd = odd | ~(high < float("inf"))
             passes = inside & (high > 0) & (high >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
-                _note(passes, high, row, cell, noted, note_row, note_cell, note_best, most)
+                _note(passes, high, row, cell, block, noted, note_row, note_cell, note_best, most)
             if NEGATIVE or STATISTICS:
                 low = -worst.to(tl.float32)
                 odd = odd | ~(low < float("inf"))
@@ -301,8 +307,7 @@ def _sift(
             if NEGATIVE:
                 passes = inside & (low > 0) & (low >= low_bound)
                 if tl.max(passes.to(tl.int32), 0) > 0:
-                    # The second half of the notes is for negatives.
-                    _note(passes, low, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
+                    _note(passes, low, row, cell, negatives, noted, note_row, note_cell, note_best, most)
     if tl.max((inside & odd).to(tl.int32), 0) > 0:
         tl.store(flags + 1, 1)
     if STATISTICS:
@@ -354,57 +359,75 @@ def _settle(
     row_stride,
     column_stride,
     key_stride,
+    cells,
     t,
     width,
     most,
     POSITION_BITS: tl.constexpr,
     BY_SENTENCE: tl.constexpr,
     WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Each noted survivor: find where in its sentence it stands, drop it if it is held already, else give it a place."""
-    count = tl.load(noted)
-    if count > most:
-        tl.store(flags, 1)
-        count = most
-    slot = tl.arange(0, WIDTH)
-    line = tl.program_id(0)
-    while line < count:
-        row = tl.load(note_row + line).to(tl.int64)
-        cell = tl.load(note_cell + line).to(tl.int64)
-        best = tl.load(note_best + line)
-        length = tl.load(lengths + row).to(tl.int32)
-        base = m + row * row_stride + start * column_stride + cell
+    """A cell's survivors, one after the other: find where each stands, drop it if it is held already, else give it a place."""
+    block = tl.program_id(0)
+    cell = block * BLOCK + tl.program_id(1)
+    count = tl.load(noted + block)
+    if (cell < cells) & (count > 0):
+        if count > most:
+            tl.store(flags, 1)
+            count = most
+        waiting = tl.load(taken + cell)
+        before = waiting
         begin = 0
-        first = 1 << 30
-        while begin < length:
-            column = begin + tl.arange(0, COLUMNS)
-            found = tl.load(base + column * column_stride, mask=column < length, other=0.0).to(tl.float32) * sign
-            first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
-            begin += COLUMNS
-        where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
-        own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
-        one = tl.load(keys + own)
-        two = tl.load(keys + own + 1)
-        at = cell * width + slot
-        held = tl.load(coefficient + at, mask=slot < t, other=0.0)
-        held_place = tl.load(place + at, mask=slot < t, other=0)
-        same = (slot < t) & (tl.load(key + 2 * at, mask=slot < t, other=0) == one)
-        same = same & (tl.load(key + 2 * at + 1, mask=same, other=0) == two)
-        # "The" opens very many sentences: a prefix that is held already would pass again and again. And an equal of the
-        # last trigger enters only if it comes earlier.
-        stays_out = (same & ((held > best) | ((held == best) & (held_place <= where)))) | (
-            (slot == t - 1) & (held == best) & (held_place < where)
-        )
-        if tl.max(stays_out.to(tl.int32), 0) == 0:
-            free = tl.atomic_add(taken + cell, 1)
-            if free < width - t:
-                mine = cell * width + t + free
-                tl.store(coefficient + mine, best)
-                tl.store(place + mine, where)
-                tl.store(key + 2 * mine, one)
-                tl.store(key + 2 * mine + 1, two)
-        line += tl.num_programs(0)
+        while begin < count:
+            line = begin + tl.arange(0, LINES)
+            mine = tl.load(note_cell + block * most + line, mask=line < count, other=-1) == cell
+            left = tl.sum(mine.to(tl.int32), 0)
+            while left > 0:
+                at = tl.min(tl.where(mine, line, 1 << 30), 0)
+                mine = mine & (line != at)
+                left -= 1
+                row = tl.load(note_row + block * most + at).to(tl.int64)
+                best = tl.load(note_best + block * most + at)
+                length = tl.load(lengths + row).to(tl.int32)
+                base = m + row * row_stride + start * column_stride + cell
+                reached = 0
+                first = 1 << 30
+                while reached < length:
+                    column = reached + tl.arange(0, COLUMNS)
+                    found = tl.load(base + column * column_stride, mask=column < length, other=0.0).to(tl.float32) * sign
+                    first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
+                    reached += COLUMNS
+                where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
+                own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
+                one = tl.load(keys + own)
+                two = tl.load(keys + own + 1)
+                slot = tl.arange(0, WIDTH)
+                used = slot < t + tl.minimum(waiting, width - t)
+                room = cell.to(tl.int64) * width + slot
+                held = tl.load(coefficient + room, mask=used, other=0.0)
+                held_place = tl.load(place + room, mask=used, other=0)
+                same = used & (tl.load(key + 2 * room, mask=used, other=0) == one)
+                same = same & (tl.load(key + 2 * room + 1, mask=same, other=0) == two)
+                # "The" opens very many sentences: a prefix that is here already would pass again and again. And an equal of
+                # the last trigger enters only if it comes earlier.
+                stays_out = (same & ((held > best) | ((held == best) & (held_place <= where)))) | (
+                    (slot == t - 1) & (held == best) & (held_place < where)
+                )
+                if tl.max(stays_out.to(tl.int32), 0) == 0:
+                    if waiting < width - t:
+                        free = cell.to(tl.int64) * width + t + waiting
+                        tl.store(coefficient + free, best)
+                        tl.store(place + free, where)
+                        tl.store(key + 2 * free, one)
+                        tl.store(key + 2 * free + 1, two)
+                    waiting += 1
+                    tl.debug_barrier()
+            begin += LINES
+        if waiting > before:
+            tl.store(taken + cell, waiting)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch import Tensor
 from ffmem.index.histogram import BINS, LOWEST, PER_OCTAVE, SIDE, ZERO
 from ffmem.words import FfmemError
 
-EVERY, GPU_EVERY = 16, 512
+EVERY, GPU_EVERY = 16, 1024
 """A sample takes the moments and the histogram from tokens with (sentence + position) divisible by this. A GPU reads
 much more text, and would be held up by more."""
 ENOUGH = 1 << 15
@@ -21,7 +21,7 @@ SUMS = ("sum", "squares")
 STAGED = 1 << 23
 """Coefficients of a sample that a GPU collects before it measures them: one by one the steps would be too small."""
 CHUNK = 1 << 20
-"""Coefficients that go through the histogram at a time: few enough to stay in a CPU's cache."""
+"""Coefficients that go through the histogram at a time on a CPU: few enough to stay in its cache."""
 ROW = 255
 """Rows whose firings fit into one byte."""
 
@@ -30,7 +30,7 @@ def sample_every(device: str, tokens: int | None) -> int:
     """Of how many tokens a sample takes one, for a corpus of about so many.
 
     >>> sample_every("cpu", 10**9), sample_every("cuda", 10**9), sample_every("cuda", 2**20)
-    (16, 512, 32)
+    (16, 1024, 32)
     """
     if device == "cpu" or tokens is None:
         return EVERY if device == "cpu" else GPU_EVERY
@@ -95,7 +95,7 @@ class Statistics:
     def _measure(self, x: Float[Tensor, "n cells"]) -> None:
         offset = torch.arange(x.shape[1], device=x.device) * BINS + ZERO
         flat = self.histogram.view(-1)
-        for part in x.split(max(1, CHUNK // x.shape[1])):
+        for part in x.split(max(1, (CHUNK if x.device.type == "cpu" else STAGED) // x.shape[1])):
             # A kernel tells of what is not a number only later, and no bin is for it.
             part = part.float() if x.device.type == "cpu" else part.float().nan_to_num_()
             self.sum += part.sum(0)

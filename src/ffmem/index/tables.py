@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.corpus.tokens import Sentence
+from ffmem.corpus.tokens import Sentences
 from ffmem.index.collect import LayerCollector
 from ffmem.index.statistics import Statistics
 from ffmem.index.top import TopTriggers, position_of, sentence_of
@@ -62,13 +62,13 @@ def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
             writer.write_batch(batch)
 
 
-def sentence_batch(numbers: Iterable[int], sentences: Iterable[Sentence]) -> pa.RecordBatch:
-    kept = list(sentences)
+def sentence_batch(numbers: Int[np.ndarray, " n"], sentences: Sentences) -> pa.RecordBatch:
+    offsets = pa.array(np.append(0, sentences.stops).astype(np.int32))
     columns = [
-        pa.array(list(numbers), pa.int64()),
-        pa.array([sentence.text for sentence in kept], pa.string()),
-        pa.array([sentence.ids for sentence in kept], pa.list_(pa.int32())),
-        pa.array([sentence.ends for sentence in kept], pa.list_(pa.int32())),
+        pa.array(numbers, pa.int64()),
+        pa.array(sentences.texts, pa.string()),
+        pa.ListArray.from_arrays(offsets, pa.array(sentences.ids, pa.int32())),
+        pa.ListArray.from_arrays(offsets, pa.array(sentences.ends, pa.int32())),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SENTENCE_SCHEMA)
 
