@@ -34,7 +34,7 @@ def in_order(log_probs, k, largest):
 
 
 def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)  # a GPU sums in another order
 
 
 def assert_sorted(found: Extremes, log_probs, k=K):

@@ -100,7 +100,7 @@ class LayerCollector:
         self.shard = Statistics(cells, device) if every else None
         self.latest = self.total
         """Of the shard that was read last."""
-        self.flags = torch.zeros(2, dtype=torch.int32, device=device)
+        self.flags = torch.zeros(4, dtype=torch.int32, device=device)
         self.merged = self.unmerged = 0
         """Rows that the thresholds know of, and rows read since then."""
 
@@ -152,15 +152,23 @@ class LayerCollector:
     def _merge(self) -> None:
         if self.fused and self.unmerged:
             for top in self.top.values():
-                top.merge_waiting(self.flags)
+                top.merge_waiting()
             self.merged, self.unmerged = self.merged + self.unmerged, 0
 
     def troubles(self) -> tuple[bool, bool]:
-        """Since the last time: whether a hit found no place, and whether a coefficient was not finite. Waits for the GPU."""
+        """Since the last time: whether a hit was lost, and whether a coefficient was not finite. Waits for the GPU.
+
+        Hits for which there was no place to wait, but room aside, are let in.
+        """
+        from ffmem.index.kernels import SPILLED
+
         self._merge()
-        overflow, not_finite = self.flags.tolist()
+        lost, not_finite, *aside = self.flags.tolist()
         self.flags.zero_()
-        return bool(overflow), bool(not_finite)
+        for top, count in zip(self.top.values(), aside, strict=False):
+            if count:
+                top.take_spilled(min(count, SPILLED))
+        return bool(lost) or max(aside) > SPILLED, bool(not_finite)
 
     def _read(self, m: Tensor, batch: DeviceBatch, statistics: Statistics | None) -> None:
         """By plain torch."""
@@ -252,14 +260,18 @@ def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerColl
 def read_shard(
     model: MemoryModel, shard: Shard, collectors: dict[int, LayerCollector], *, batch_tokens: int, bos: int | None
 ) -> Iterator[Batch]:
-    """Read a shard batch by batch; yields each once it is done."""
+    """Read a shard batch by batch; yields each once it is done.
+
+    What a GPU could not do by itself is most likely early, so the first looks at it are close together.
+    """
     group: list[Batch] = []
+    size = 1
     for batch in ahead(lambda _: shard.batches(batch_tokens, bos), READY, name="ffmem-batches"):
         read_batch(model, batch, collectors)
         group.append(batch)
-        if len(group) == GROUP:
+        if len(group) == size:
             read_again(model, group, collectors)
-            group = []
+            group, size = [], min(GROUP, 2 * size)
         yield batch
     read_again(model, group, collectors)
     for collector in collectors.values():

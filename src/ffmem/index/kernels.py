@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.index.statistics import Statistics
-from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, TopTriggers
+from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, Hits, TopTriggers
 
 ROWS, BLOCK, COLUMNS = 8, 256, 16
 """Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells,
@@ -29,14 +29,19 @@ TALLIERS = 32
 PACKED = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
 """Types of which a GPU compares two at a time; up to `FEW` columns their firings are counted two at a time."""
 FEW = (1 << 15) - 1
-LINES = 64
-"""Notes that a settling program looks through at a time."""
+SETTLERS = 1056
+"""Programs that settle survivors: eight for each processor of a large GPU."""
+NOTES = 4
+"""Notes a cell that there is room for, in waiting places: most are of prefixes that are held already."""
+SPILLED = 1 << 16
+"""Hits of a layer that are set aside where all waiting places are taken."""
 PAIRS = 16
 """Hits that `merge` compares with all others at a time."""
 MOST = 256
 """The largest t that these kernels are for: `merge` compares all hits of a cell with one another."""
-OVERFLOW, NOT_FINITE = 0, 1
-"""Flags of a layer: a hit found no place; a coefficient is infinite or no number."""
+FLAGS = 4
+"""Of a layer: a hit was lost for want of room; a coefficient is infinite or no number; positive and negative hits that
+were set aside."""
 
 
 class RoomyTop(TopTriggers):
@@ -54,18 +59,37 @@ class RoomyTop(TopTriggers):
         self.taken = torch.zeros(cells, dtype=torch.int32, device=device)
         self.bound = torch.zeros(cells, device=device)
         """The thresholds side by side, as the kernels read them."""
+        self.spilled = Hits(
+            torch.zeros(SPILLED, dtype=torch.int64, device=device),
+            torch.zeros(SPILLED, device=device),
+            torch.zeros(SPILLED, dtype=torch.int64, device=device),
+            torch.zeros(SPILLED, 2, dtype=torch.int64, device=device),
+        )
 
     @property
     def places(self) -> int:
         """Hits that may wait at one cell."""
         return self.width - self.t
 
-    def merge_waiting(self, flags: Int[Tensor, "2"]) -> None:
-        """Let the waiting hits in; the flag is raised where one had found no place."""
-        with torch.cuda.device_of(flags):
+    def merge_waiting(self) -> None:
+        """Let the waiting hits in."""
+        with torch.cuda.device_of(self.taken):
             _merge[(self.cells,)](
-                *self.rooms, self.taken, self.bound, flags, self.t, self.width, WIDTH=self.width, PAIRS=PAIRS, num_warps=4
+                *self.rooms,
+                self.taken,
+                self.bound,
+                self.t,
+                self.width,
+                EMPTY=EMPTY,
+                WIDTH=self.width,
+                PAIRS=PAIRS,
+                num_warps=4,
             )
+
+    def take_spilled(self, count: int) -> None:
+        """Let in so many hits that were set aside, by the plain path."""
+        self.add(self.spilled[torch.arange(count, device=self.taken.device)])
+        self.settle()
 
     def settle(self) -> None:
         super().settle()
@@ -86,7 +110,7 @@ def sift(
     keys: Int[Tensor, "batch pos 2"],
     tops: list[RoomyTop],
     statistics: Statistics | None,
-    flags: Int[Tensor, "2"],
+    flags: Int[Tensor, "4"],
 ) -> None:
     """Read these rows of a batch once: survivors to their waiting places, firings and extremes to the statistics.
 
@@ -95,10 +119,9 @@ def sift(
     high, low = tops[0], tops[-1]
     cells, groups = m.shape[2], triton.cdiv(len(rows), ROWS)
     blocks = triton.cdiv(cells, BLOCK)
-    # Every block of cells has its list. As many sentences as there are places may all be noted; later, far fewer pass.
-    most = min(len(rows), high.places) * BLOCK
-    noted = torch.zeros(len(tops), blocks, dtype=torch.int32, device=m.device)
-    lines = torch.empty(3, len(tops), blocks, most, dtype=torch.int32, device=m.device)
+    most = min(len(rows), NOTES * high.places) * cells
+    noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
+    lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
     notes = (lines[0], lines[1], lines[2].view(torch.float32))
     counted = (flags, flags, flags)
     if statistics:
@@ -141,30 +164,33 @@ def sift(
             num_warps=1,
         )
     for side, top in enumerate(tops):
-        _settle[(blocks, min(BLOCK, cells))](
+        spilled = top.spilled
+        _settle[(SETTLERS,)](
             m,
             lengths,
             sentences,
             keys,
             *top.rooms,
             top.taken,
+            spilled.cell,
+            spilled.coefficient,
+            spilled.place,
+            spilled.key,
             flags,
-            noted[side],
+            noted[side:],
             *(part[side] for part in notes),
-            1.0 - 2.0 * side,
+            side,
             start,
             m.stride(0),
             m.stride(1),
             keys.stride(0),
-            cells,
             top.t,
             top.width,
             most,
             POSITION_BITS=POSITION_BITS,
             BY_SENTENCE=top.distinct == "sentence",
             WIDTH=top.width,
-            BLOCK=BLOCK,
-            LINES=LINES,
+            SPILLED=SPILLED,
             COLUMNS=32,
             num_warps=1,
         )
@@ -184,11 +210,10 @@ def _smaller(one, other):
 
 @triton.jit
 @no_type_check
-def _note(passes, best, row, cell, page, noted, note_row, note_cell, note_best, most):
+def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
     """Write down sentence, cell and coefficient of every survivor; what finds no line is counted all the same."""
-    line = tl.atomic_add(noted + page + tl.zeros_like(cell), 1, mask=passes)
+    line = tl.atomic_add(noted + tl.zeros_like(cell), 1, mask=passes)
     passes = passes & (line < most)
-    line += page * most
     tl.store(note_row + line, row + tl.zeros_like(cell), mask=passes)
     tl.store(note_cell + line, cell, mask=passes)
     tl.store(note_best + line, best, mask=passes)
@@ -259,9 +284,7 @@ def _sift(
     The last sentences come first: what was written last is still in the cache.
     """
     group = tl.num_programs(1) - 1 - tl.program_id(1)
-    block = tl.program_id(0)
-    negatives = tl.num_programs(0) + block
-    cell = block * BLOCK + tl.arange(0, BLOCK)
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     bound = tl.load(bounds + cell, mask=inside, other=float("inf"))
     if NEGATIVE:
@@ -296,7 +319,7 @@ def _sift(
             odd = odd | ~(high < float("inf"))
             passes = inside & (high > 0) & (high >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
-                _note(passes, high, row, cell, block, noted, note_row, note_cell, note_best, most)
+                _note(passes, high, row, cell, noted, note_row, note_cell, note_best, most)
             if NEGATIVE or STATISTICS:
                 low = -worst.to(tl.float32)
                 odd = odd | ~(low < float("inf"))
@@ -307,7 +330,8 @@ def _sift(
             if NEGATIVE:
                 passes = inside & (low > 0) & (low >= low_bound)
                 if tl.max(passes.to(tl.int32), 0) > 0:
-                    _note(passes, low, row, cell, negatives, noted, note_row, note_cell, note_best, most)
+                    # The second half of the notes is for negatives.
+                    _note(passes, low, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
     if tl.max((inside & odd).to(tl.int32), 0) > 0:
         tl.store(flags + 1, 1)
     if STATISTICS:
@@ -326,19 +350,23 @@ def _tally(group_fired, group_highest, group_lowest, active, maximum, minimum, g
     fired = tl.zeros((BLOCK,), tl.int64)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     lowest = tl.full((BLOCK,), float("inf"), tl.float32)
-    group = tl.program_id(1)
-    while group < groups:
-        at = group.to(tl.int64) * cells + cell
-        fired += tl.load(group_fired + at, mask=inside, other=0)
-        highest = tl.maximum(highest, tl.load(group_highest + at, mask=inside, other=0.0).to(tl.float32))
-        lowest = tl.minimum(lowest, tl.load(group_lowest + at, mask=inside, other=0.0).to(tl.float32))
-        group += tl.num_programs(1)
+    begin = tl.program_id(1)
+    while begin < groups:
+        for ahead in tl.static_range(4):
+            # Behind the end the last group is read again: that changes no extreme, and is not counted.
+            group = tl.minimum(begin + ahead * tl.num_programs(1), groups - 1)
+            new = begin + ahead * tl.num_programs(1) < groups
+            at = group.to(tl.int64) * cells + cell
+            fired += tl.load(group_fired + at, mask=inside & new, other=0)
+            highest = tl.maximum(highest, tl.load(group_highest + at, mask=inside, other=0.0).to(tl.float32))
+            lowest = tl.minimum(lowest, tl.load(group_lowest + at, mask=inside, other=0.0).to(tl.float32))
+        begin += 4 * tl.num_programs(1)
     tl.atomic_add(active + cell, fired, mask=inside)
     tl.atomic_max(maximum + cell, highest, mask=inside)
     tl.atomic_min(minimum + cell, lowest, mask=inside)
 
 
-@triton.jit(do_not_specialize=["start"])
+@triton.jit(do_not_specialize=["start", "side"])
 @no_type_check
 def _settle(
     m,
@@ -349,96 +377,106 @@ def _settle(
     place,
     key,
     taken,
+    spilled_cell,
+    spilled_coefficient,
+    spilled_place,
+    spilled_key,
     flags,
     noted,
     note_row,
     note_cell,
     note_best,
-    sign,
+    side,
     start,
     row_stride,
     column_stride,
     key_stride,
-    cells,
     t,
     width,
     most,
     POSITION_BITS: tl.constexpr,
     BY_SENTENCE: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LINES: tl.constexpr,
+    SPILLED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A cell's survivors, one after the other: find where each stands, drop it if it is held already, else give it a place."""
-    block = tl.program_id(0)
-    cell = block * BLOCK + tl.program_id(1)
-    count = tl.load(noted + block)
-    if (cell < cells) & (count > 0):
-        if count > most:
-            tl.store(flags, 1)
-            count = most
-        waiting = tl.load(taken + cell)
-        before = waiting
+    """Each noted survivor: find where in its sentence it stands, drop it if it is here already, else give it a place.
+
+    "The" opens very many sentences: a prefix that is held, or waits, would pass again and again. A hit that waits may be
+    only half written when it is looked at; its place was empty before, so it is not taken for another.
+    """
+    count = tl.load(noted)
+    if count > most:
+        tl.store(flags, 1)
+        count = most
+    slot = tl.arange(0, WIDTH)
+    line = tl.program_id(0)
+    while line < count:
+        row = tl.load(note_row + line).to(tl.int64)
+        cell = tl.load(note_cell + line).to(tl.int64)
+        best = tl.load(note_best + line)
+        length = tl.load(lengths + row).to(tl.int32)
+        base = m + row * row_stride + start * column_stride + cell
         begin = 0
-        while begin < count:
-            line = begin + tl.arange(0, LINES)
-            mine = tl.load(note_cell + block * most + line, mask=line < count, other=-1) == cell
-            left = tl.sum(mine.to(tl.int32), 0)
-            while left > 0:
-                at = tl.min(tl.where(mine, line, 1 << 30), 0)
-                mine = mine & (line != at)
-                left -= 1
-                row = tl.load(note_row + block * most + at).to(tl.int64)
-                best = tl.load(note_best + block * most + at)
-                length = tl.load(lengths + row).to(tl.int32)
-                base = m + row * row_stride + start * column_stride + cell
-                reached = 0
-                first = 1 << 30
-                while reached < length:
-                    column = reached + tl.arange(0, COLUMNS)
-                    found = tl.load(base + column * column_stride, mask=column < length, other=0.0).to(tl.float32) * sign
-                    first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
-                    reached += COLUMNS
-                where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
-                own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
-                one = tl.load(keys + own)
-                two = tl.load(keys + own + 1)
-                slot = tl.arange(0, WIDTH)
-                used = slot < t + tl.minimum(waiting, width - t)
-                room = cell.to(tl.int64) * width + slot
-                held = tl.load(coefficient + room, mask=used, other=0.0)
-                held_place = tl.load(place + room, mask=used, other=0)
-                same = used & (tl.load(key + 2 * room, mask=used, other=0) == one)
-                same = same & (tl.load(key + 2 * room + 1, mask=same, other=0) == two)
-                # "The" opens very many sentences: a prefix that is here already would pass again and again. And an equal of
-                # the last trigger enters only if it comes earlier.
-                stays_out = (same & ((held > best) | ((held == best) & (held_place <= where)))) | (
-                    (slot == t - 1) & (held == best) & (held_place < where)
-                )
-                if tl.max(stays_out.to(tl.int32), 0) == 0:
-                    if waiting < width - t:
-                        free = cell.to(tl.int64) * width + t + waiting
-                        tl.store(coefficient + free, best)
-                        tl.store(place + free, where)
-                        tl.store(key + 2 * free, one)
-                        tl.store(key + 2 * free + 1, two)
-                    waiting += 1
-                    tl.debug_barrier()
-            begin += LINES
-        if waiting > before:
-            tl.store(taken + cell, waiting)
+        first = 1 << 30
+        while begin < length:
+            column = begin + tl.arange(0, COLUMNS)
+            found = tl.load(base + column * column_stride, mask=column < length, other=0.0).to(tl.float32)
+            found = tl.where(side == 0, found, -found)
+            first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
+            begin += COLUMNS
+        where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
+        own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
+        one = tl.load(keys + own)
+        two = tl.load(keys + own + 1)
+        used = slot < t + tl.minimum(tl.load(taken + cell), width - t)
+        room = cell * width + slot
+        held = tl.load(coefficient + room, mask=used, other=0.0)
+        held_place = tl.load(place + room, mask=used, other=0)
+        same = used & (tl.load(key + 2 * room, mask=used, other=0) == one)
+        same = same & (tl.load(key + 2 * room + 1, mask=same, other=0) == two)
+        # An equal of the last trigger enters only if it comes earlier.
+        stays_out = (same & ((held > best) | ((held == best) & (held_place <= where)))) | (
+            (slot == t - 1) & (held == best) & (held_place < where)
+        )
+        if tl.max(stays_out.to(tl.int32), 0) == 0:
+            free = tl.atomic_add(taken + cell, 1)
+            if free < width - t:
+                mine = cell * width + t + free
+                tl.store(coefficient + mine, best)
+                tl.store(place + mine, where)
+                tl.store(key + 2 * mine, one)
+                tl.store(key + 2 * mine + 1, two)
+            else:
+                aside = tl.atomic_add(flags + 2 + side, 1)
+                if aside < SPILLED:
+                    tl.store(spilled_cell + aside, cell)
+                    tl.store(spilled_coefficient + aside, best)
+                    tl.store(spilled_place + aside, where)
+                    tl.store(spilled_key + 2 * aside, one)
+                    tl.store(spilled_key + 2 * aside + 1, two)
+        line += tl.num_programs(0)
 
 
 @triton.jit
 @no_type_check
-def _merge(coefficient, place, key, taken, bound, flags, t, width, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+def _merge(
+    coefficient,
+    place,
+    key,
+    taken,
+    bound,
+    t,
+    width,
+    EMPTY: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """A cell's triggers and the hits that wait, sorted, repeated prefixes dropped; the waiting places are empty again."""
     cell = tl.program_id(0)
     waiting = tl.load(taken + cell)
     if waiting > 0:
         tl.store(taken + cell, 0)
-        if waiting > width - t:
-            tl.store(flags, 1)
         used = t + tl.minimum(waiting, width - t)
         begin = cell.to(tl.int64) * width
         mine = tl.arange(0, WIDTH)
@@ -469,6 +507,11 @@ def _merge(coefficient, place, key, taken, bound, flags, t, width, WIDTH: tl.con
             rank += tl.sum((both & worse & (o_repeated == 0)[None, :]).to(tl.int32), 1)
             first += PAIRS
         tl.debug_barrier()
+        behind = (mine >= t) & (mine < used)
+        tl.store(coefficient + begin + mine, 0.0, mask=behind)
+        tl.store(place + begin + mine, EMPTY, mask=behind)
+        tl.store(key + 2 * (begin + mine), 0, mask=behind)
+        tl.store(key + 2 * (begin + mine) + 1, 0, mask=behind)
         kept = valid & (repeated == 0) & (rank < t)
         at = begin + rank
         tl.store(coefficient + at, c, mask=kept)

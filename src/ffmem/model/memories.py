@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -24,8 +24,8 @@ from ffmem.words import FfmemError, ModelError, parse_layers
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
 """Longest text fed to a model that states no limit of its own."""
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""What a pass over a corpus attends with: not cuDNN, which plans anew, for tens of milliseconds, at every new shape."""
+SHORT, NARROW = 64, 64
+"""Tokens and width of a head up to which the memory-efficient kernel, with its smaller tiles, is the faster one."""
 
 
 class _Stop(Exception):
@@ -196,7 +196,7 @@ class MemoryModel:
         def forward(ids: Int[Tensor, "batch pos"]) -> None:
             shape[0] = tuple(ids.shape)
             try:
-                with torch.inference_mode(), sdpa_kernel(ATTENTION):
+                with torch.inference_mode(), self.attending(ids.shape[1]):
                     self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
             except _Stop:
                 return
@@ -204,6 +204,20 @@ class MemoryModel:
 
         with hooked(*(look(layer) for layer in wanted)):
             yield forward
+
+    def attending(self, columns: int) -> AbstractContextManager[None]:
+        """Attention as a pass over a corpus has it, for rows of so many tokens.
+
+        On a GPU not by cuDNN, which plans anew, for tens of milliseconds, at every new shape of a batch.
+        """
+        if self.device.type != "cuda":
+            return nullcontext()
+        heads = getattr(self.config, "num_attention_heads", 1)
+        width = getattr(self.config, "head_dim", None) or self.d // heads
+        order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+        if columns <= SHORT and width <= NARROW:
+            order.reverse()
+        return sdpa_kernel([*order, SDPBackend.MATH], set_priority=True)
 
     @torch.inference_mode()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:

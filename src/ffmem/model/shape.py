@@ -1,0 +1,94 @@
+"""The shape of a model, by its config alone: no weights are read, so a model of any size has one anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ffmem.model.adaptive.network import register
+from ffmem.model.families import FAMILIES, experts_of
+from ffmem.model.loading import BUNDLED, known_name, quiet_transformers
+from ffmem.model.memories import MemoryModel
+from ffmem.words import ModelError
+
+_LLAMA3 = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256}
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2"},
+    "paper": {"model_type": "adaptive_lm"},
+    "llama3-8b": _LLAMA3
+    | {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32},
+    "llama3-70b": _LLAMA3
+    | {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28_672, "num_attention_heads": 64},
+}
+"""Well-known shapes by name, as configs: for these nothing is read at all. The defaults of `adaptive_lm` are the paper's."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All of a model that its cost depends on."""
+
+    name: str
+    layers: int
+    d: int
+    cells: list[int]
+    """Of each layer."""
+    gated: bool
+    parameters: int
+    block_parameters: int
+    """Of all blocks together."""
+    last_value: int
+    """Those of the last value matrix, which a pass does not reach."""
+    attention: int
+    """Numbers that all heads together have for a position."""
+
+    def flops(self, length: int) -> float:
+        """Of the trunk up to the last layer's coefficients, for one position of a sentence of this length."""
+        return 2.0 * (self.block_parameters - self.last_value) + 4.0 * self.layers * length * self.attention
+
+
+def shape_of(model: str | Path) -> Shape:
+    """The shape of one of `SHAPES`, or of a model that `load_model` would find by this name.
+
+    >>> shape = shape_of("llama3-8b")
+    >>> sum(shape.cells), shape.gated, shape.parameters
+    (458752, True, 8030261248)
+    """
+    config, name = _config(model)
+    row = FAMILIES.get(config.model_type)
+    if row is None or experts_of(config):
+        kind = f"{config.model_type} with experts" if row else config.model_type
+        raise ModelError(f"{name}: expected a model of a known family ({', '.join(FAMILIES)}), found a {kind}")
+    with torch.device("meta"), quiet_transformers():
+        empty = transformers.AutoModelForCausalLM.from_config(config)
+    memories = MemoryModel(model=empty, tokenizer=None, family=row.for_config(config), name=name)
+    heads = memories.config.num_attention_heads
+    return Shape(
+        name=name,
+        layers=memories.layers,
+        d=memories.d,
+        cells=memories.cells,
+        gated=memories.family.gated,
+        parameters=sum(one.numel() for one in empty.parameters()),
+        block_parameters=sum(one.numel() for block in memories.blocks for one in block.parameters()),
+        last_value=memories.cells[-1] * memories.d,
+        attention=heads * (getattr(memories.config, "head_dim", None) or memories.d // heads),
+    )
+
+
+def _config(model: str | Path) -> tuple[Any, str]:
+    register()
+    if model in SHAPES:
+        return transformers.AutoConfig.for_model(**SHAPES[str(model)]), str(model)
+    name = known_name(model)
+    try:
+        with quiet_transformers():
+            return transformers.AutoConfig.from_pretrained(BUNDLED.get(name, name)), name
+    except Exception as error:  # transformers raises many kinds, all of them about this name
+        raise ModelError(
+            f"{name}: expected {', '.join([*SHAPES, *BUNDLED])}, a folder with a config.json, or a Hugging Face id that is "
+            "cached here or can be reached; found no config"
+        ) from error
