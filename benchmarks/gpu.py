@@ -293,7 +293,6 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
         began = time.perf_counter()
         index = ffmem.build_index(model, [Path(file) for file in corpus], out=Path(folder) / "run", limit_tokens=tokens)
         whole = time.perf_counter() - began
-        seconds.append(_timed(partial(run, batches)))
         events = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text("utf-8").splitlines()]
         return {
             "tokens": index.counts["tokens"],

@@ -9,6 +9,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook("ffmem", "beartype.beartype")
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -20,6 +21,8 @@ from tests.tiny import tiny_model, word_tokenizer
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("shared machines", deadline=None)
+hypothesis.settings.load_profile("shared machines")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -24,6 +24,9 @@ PADDING = 0.05
 """The largest share of a batch that may be padding."""
 CHUNK = 1 << 17
 """Characters that are segmented and tokenized together."""
+FIRST = 1 << 20
+"""Tokens of the first shard, if it has no fewer; each is twice as large as the one before until it has its size. So work on
+large shards begins as soon as some text is ready."""
 OFTEN = 64
 """Records between two looks at how much of the corpus has been read."""
 
@@ -77,6 +80,7 @@ class Shard:
     fraction: float | None
     """The share of the corpus read by then, where it is known."""
     last: bool
+    _planned: dict[tuple[int, int], list[Int[np.ndarray, " rows"]]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def first(self) -> int:
@@ -93,11 +97,18 @@ class Shard:
         The longest come first: a long sentence has more prefixes to offer a cell, so thresholds rise early and what
         follows rarely passes them.
         """
-        lengths = self.sentences.lengths.astype(np.int64)
         start = 0 if bos is None else 1
-        for rows in reversed(plan_batches(lengths + start, batch_tokens)):
+        for rows in reversed(self.planned(batch_tokens, start)):
             ids = self.sentences.padded(rows, bos)
-            yield Batch(ids, lengths[rows], rows + self.first, prefix_keys(ids[:, start:]), start)
+            lengths = self.sentences.lengths[rows].astype(np.int64)
+            yield Batch(ids, lengths, rows + self.first, prefix_keys(ids[:, start:]), start)
+
+    def planned(self, batch_tokens: int, start: int) -> list[Int[np.ndarray, " rows"]]:
+        """The rows of each batch, shortest first; planned once."""
+        if (batch_tokens, start) not in self._planned:
+            lengths = self.sentences.lengths.astype(np.int64)
+            self._planned[batch_tokens, start] = plan_batches(lengths + start, batch_tokens)
+        return self._planned[batch_tokens, start]
 
 
 def padded(sequences: Sequence[Int[np.ndarray, " _"]], bos: int | None) -> Int[np.ndarray, "batch columns"]:
@@ -172,14 +183,15 @@ class Corpus:
             at = 0
             while at < len(marks):
                 read = int(cut.token_stops[at - 1]) if at else 0
-                full = since.tokens + self.shard_tokens - progress.tokens + read
+                size = min(self.shard_tokens, FIRST << min(number, 60))
+                full = since.tokens + size - progress.tokens + read
                 end = min(len(marks), int(np.searchsorted(cut.token_stops, full)) + 1)
                 part, progress, within = self._taken(cut, at, end, marks, progress)
                 parts.append(part)
                 if not within:
                     yield Shard(number, since, Sentences.join(parts), progress, 1.0, last=True)
                     return
-                if progress.tokens - since.tokens >= self.shard_tokens:
+                if progress.tokens - since.tokens >= size:
                     yield Shard(number, since, Sentences.join(parts), progress, marks[end - 1].fraction, last=False)
                     number, since = _behind(done, number + 1, progress)
                     progress, parts = since, []
@@ -216,9 +228,17 @@ class Corpus:
         )
         return taken, after, within
 
-    def shards_ahead(self, done: Mapping[int, Span] | None = None) -> Iterator[Shard]:
-        """The same shards, read, segmented and tokenized by a background thread that keeps up to two shards ahead."""
-        return ahead(lambda stopped: self.shards(done, stopped), 1, name="ffmem-corpus")
+    def shards_ahead(
+        self, done: Mapping[int, Span] | None = None, prepare: Callable[[Shard], Any] = lambda shard: None
+    ) -> Iterator[Shard]:
+        """The same shards, read, segmented, tokenized and prepared by a background thread, up to two shards ahead."""
+
+        def prepared(stopped: threading.Event) -> Iterator[Shard]:
+            for shard in self.shards(done, stopped):
+                prepare(shard)
+                yield shard
+
+        return ahead(prepared, 1, name="ffmem-corpus")
 
     def _records(
         self, done: Mapping[int, Span], skipped: Counter[str], stopped: threading.Event | None = None

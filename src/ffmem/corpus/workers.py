@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from typing import Any, TypeVar
 
 from ffmem.words import CorpusError
@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 
 FEW = 16
 """Items up to which starting processes takes longer than the work."""
+PRELOAD = ["ffmem.corpus.tokens", "tokenizers"]
+"""Modules that most work needs."""
 AHEAD = 3
 """Items that wait for each worker."""
 
@@ -66,8 +68,12 @@ def _readable(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
 def _by_processes(
     work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    # Fresh processes: a fork of one that has touched a GPU or started threads may hang.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (work, common))
+    # Not forks of this process: one that has touched a GPU or started threads may hang. Where there is a server that has
+    # imported what they need, they are forks of that, since many imports at once take long.
+    context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(PRELOAD)
+    pool = ProcessPoolExecutor(workers, context, _begin, (work, common))
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

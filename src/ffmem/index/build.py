@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -142,8 +143,12 @@ def build_index(
                 folder.write_manifest(manifest)
             with reporting("indexing", quiet=quiet) as reporter:
                 run = _Run(folder, manifest, plan, reporter, tokens)
-                run.go(run.by_many(crew) if crew else run.alone(loaded))  # type: ignore[arg-type]
-                run.finish(subject)
+                with ThreadPoolExecutor(1, "ffmem-tokens") as beside:
+                    # The first text takes a while: enough for what depends on the tokenizer alone.
+                    written = beside.submit(run.write_tokens, subject)
+                    run.go(run.by_many(crew) if crew else run.alone(loaded))  # type: ignore[arg-type]
+                    written.result()
+                run.finish()
     return open_index(folder.path, model=loaded)
 
 
@@ -232,7 +237,9 @@ class _Run:
 
     def shards(self) -> Iterator[Shard]:
         """Those that are left."""
-        for shard in self.plan.shards_ahead({number: kept.span for number, kept in self.kept.items()}):
+        done = {number: kept.span for number, kept in self.kept.items()}
+        batches = self.settings["batch_tokens"], int(self.settings["bos"])
+        for shard in self.plan.shards_ahead(done, lambda shard: shard.planned(*batches)):
             if shard.last and not shard.first and not shard.sentences:
                 raise CorpusError(_nothing_to_read(self.plan, shard.after))
             yield shard
@@ -269,8 +276,13 @@ class _Run:
         share = min(1.0, read / self.tokens) if self.tokens else fraction
         self.reporter.update(share, f"{doing}, {read:,} tokens, {speed:,.0f} tokens/s")
 
-    def finish(self, subject: Subject) -> None:
-        """Write the tables and, last, the manifest that makes them a run."""
+    def write_tokens(self, subject: Subject) -> None:
+        size = max(subject.facts["vocabulary"], len(subject.tokenizer))
+        with self.folder.writing(TOKENS) as path:
+            write_table(path, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
+
+    def finish(self) -> None:
+        """Write the other tables and, last, the manifest that makes them a run."""
         self.reporter.update(1.0, "writing the run folder")
         kept = checkpoint.kept(self.folder)
         cpu = torch.device("cpu")
@@ -284,9 +296,6 @@ class _Run:
             write_table(path, TRIGGER_SCHEMA, trigger_batches(collectors, numbers))
         with self.folder.writing(CELLS) as path:
             write_table(path, cell_schema(stats), cell_batches(collectors, stats))
-        size = max(subject.facts["vocabulary"], len(subject.tokenizer))
-        with self.folder.writing(TOKENS) as path:
-            write_table(path, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
         progress = next(one.span.after for one in kept.values() if one.span.last)
         padded = sum(one.padded for one in kept.values())
         real = progress.tokens + progress.sentences * bool(self.settings["bos"])

@@ -37,30 +37,31 @@ class Snapshot:
     state: dict[str, Tensor]
     sums: dict[str, Tensor]
     """Of this shard alone."""
-    sentences: Int[np.ndarray, " n"]
-    """Those of this shard that triggers point to, by their number."""
 
     @staticmethod
-    def of(collectors: Iterable[LayerCollector], shard: Shard) -> Snapshot:
+    def of(collectors: Iterable[LayerCollector]) -> Snapshot:
         state: dict[str, Tensor] = {}
         sums: dict[str, Tensor] = {}
-        pointed = [np.zeros(0, np.int64)]
         for collector in collectors:
             state |= {name: tensor.to("cpu", copy=True) for name, tensor in collector.state().items()}
             sums |= {name: tensor.to("cpu", copy=True) for name, tensor in collector.sums().items()}
-            for sign in collector.top:
-                place = state[f"L{collector.layer}.{sign}.place"]
-                # An unused slot's place is behind all sentences.
-                sentence = sentence_of(place).numpy()
-                pointed.append(np.unique(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)]))
-        return Snapshot(state, sums, np.unique(np.concatenate(pointed)))
+        return Snapshot(state, sums)
+
+    def pointed_to(self, shard: Shard) -> Int[np.ndarray, " n"]:
+        """The sentences of a shard that triggers point to, by their number."""
+        parts = [np.zeros(0, np.int64)]
+        for name, place in self.state.items():
+            if name.endswith(".place"):
+                sentence = sentence_of(place).numpy()  # an unused slot's is behind all sentences
+                parts.append(np.unique(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)]))
+        return np.unique(np.concatenate(parts))
 
 
 def save(
     folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count."""
-    numbers = snapshot.sentences
+    numbers = snapshot.pointed_to(shard)
     sentences = shard.sentences.take(numbers - shard.first)
     if (sentences.ends < 0).any():
         sentences = Sentences.of(encoder.with_ends(list(sentences)))
@@ -164,7 +165,8 @@ def kept_sentences(folder: RunFolder, shards: Iterable[int], numbers: Int[np.nda
         try:
             with folder.reading(name) as path, pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
-                wanted = np.isin(table.column("sentence").to_numpy(), numbers, assume_unique=True)
+                here = table.column("sentence").to_numpy()
+                wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
                 found += int(wanted.sum())
                 yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
         except (OSError, pa.ArrowException) as error:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,7 @@ class RunFolder:
     def _verified(self, name: str, expected: dict[str, Any]) -> Path:
         self._sized(name, expected)
         file = self.file(name).absolute()
-        stat = file.stat()
-        mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns, expected["sha256"])
+        mark = _mark(file, expected["sha256"])
         if _verified.get(file) != mark:
             if file_hash(file) != expected["sha256"]:
                 place = self._shown(name)
@@ -146,11 +146,14 @@ class RunFolder:
 
     def described(self, *names: str) -> dict[str, dict[str, Any]]:
         """Size and hash of files, as the manifest holds them."""
-        files = {}
-        for name in names:
-            file = self.file(name)
-            files[name] = {"bytes": file.stat().st_size, "sha256": file_hash(file)}
-        return files
+        files = [self.file(name).absolute() for name in names]
+        with ThreadPoolExecutor() as pool:
+            digests = list(pool.map(file_hash, files))
+        _verified.update({file: _mark(file, digest) for file, digest in zip(files, digests, strict=True)})
+        return {
+            name: {"bytes": file.stat().st_size, "sha256": digest}
+            for name, file, digest in zip(names, files, digests, strict=True)
+        }
 
     def log(self, event: str, **facts: Any) -> None:
         """Note times and other things that differ from run to run."""
@@ -211,6 +214,12 @@ def folder_of(file: str | Path) -> tuple[RunFolder, str]:
 def _seal(manifest: dict[str, Any]) -> str:
     """The hash of a manifest, which it carries itself."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:
+    """What tells that a file is still the one that had this hash."""
+    stat = file.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, digest
 
 
 def file_hash(path: Path) -> str:

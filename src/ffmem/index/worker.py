@@ -48,7 +48,7 @@ class Worker:
                 f"{self.model.device} is out of memory with batches of {size:,} tokens: start over with a smaller "
                 "--batch-tokens (and --overwrite)"
             ) from error
-        snapshot = checkpoint.Snapshot.of(self.collectors.values(), shard)
+        snapshot = checkpoint.Snapshot.of(self.collectors.values())
         self.wait()
         self.covered = [*self.covered, shard.number]
         self._written = self._writer.submit(
