@@ -1,13 +1,14 @@
 """How far `ffmem plan` can be trusted: a plan beside what a real run took, and the rates that plans are made from.
 
     python -m benchmarks.plan                         a run of wiki16 over pocket here, rates measured on the spot
-    python -m benchmarks.plan RUN --tflops 400 --ratio 1.06 [--memory BYTES] [--seconds S]     any finished run
-    python -m benchmarks.plan --rates docs/gpu.json   take over what benchmarks/gpu.py measured (src/ffmem/index/rates.json)
+    python -m benchmarks.plan RUN --tflops 400 --ratio 1.06 [--memory BYTES]     any finished run
+    python -m benchmarks.plan --rates docs/gpu.json   take over what benchmarks/gpu.py measured, into
+                                                      src/ffmem/index/rates.json; a whole run is compared too
     python -m benchmarks.plan --host                  what one core does with text and with triggers, into the same file
     python -m benchmarks.plan --page                  write what docs/scale.md shows of all this
 
-The rate of a run made here is measured in the same process, right before and right after it, since other work on the
-machine slows both. A pass reads whole shards; a plan's padding and sentence length are the run's own.
+A run made here, and the rate of the machine before it, are timed in processor seconds of one thread: other work on the
+machine would make anything of a clock on the wall. A plan's padding and sentence length are the run's own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,45 +39,56 @@ TABLES = ("triggers.arrow", "cells.arrow", "sentences.arrow")
 
 
 def compare(
-    run: Path, *, tflops: float, ratio: float, memory: int | None, baseline: int = 0, **extra: Any
+    run: Path,
+    *,
+    tflops: float,
+    ratio: float,
+    memory: int | None,
+    baseline: int = 0,
+    work: int | None = None,
+    seconds: float | None = None,
 ) -> dict[str, Any]:
-    """What the plan says of a finished run and what the run says of itself."""
+    """What the plan says of a finished run and what the run says of itself.
+
+    `memory` is its peak, `baseline` what the process had without model and run, `work` the largest size of its work
+    folder, `seconds` the time of it all; without them, only what the run itself knows is compared.
+    """
     from ffmem.index.reader import open_index
 
     index = open_index(run)
     manifest, counts = index.manifest, index.counts
     settings, model = manifest["settings"], manifest["model"]
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
-    finished = [line for line in log if line["event"] == "finished"]
-    seconds, read = sum(line["seconds"] for line in finished), sum(line["tokens"] for line in finished)
-    if read != counts["tokens"]:
-        raise SystemExit(f"{run} was killed on its way: {read:,} of {counts['tokens']:,} tokens have times")
-    rate = Rate(
-        "the machine's own", model["d"], model["layers"], tflops, ratio, ratio, manifest["environment"]["device_name"], ""
-    )
+    device = manifest["environment"]["device_name"]
     said = plan(
         model["name"],
         tokens=counts["tokens"],
-        gpus=1,
         top=settings["top"],
         stats=settings["stats"] != "off",
         length=counts["tokens"] / counts["sentences"],
         padding=counts["padding_share"],
-        rate=rate,
+        rate=Rate("its own", model["d"], model["layers"], tflops, ratio, ratio, device, ""),
         device=model["device"],
         dtype=model["dtype"],
     )
-    rows = {
-        "time to read, s": (said.time.reading, seconds),
-        "disk, the run, MB": (said.disk.run_bytes / 1e6, sum((run / name).stat().st_size for name in TABLES) / 1e6),
-    }
+    rows: dict[str, tuple[float, float]] = {}
+    if seconds is None:
+        log = [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
+        finished = [line for line in log if line["event"] == "finished"]
+        if (read := sum(line["tokens"] for line in finished)) != counts["tokens"]:
+            raise SystemExit(f"{run} was killed on its way: {read:,} of {counts['tokens']:,} tokens have times")
+        rows["time to read, s"] = (said.time.reading, sum(line["seconds"] for line in finished))
+    else:
+        rows["time to read and to finish, s"] = (said.time.reading + said.time.finishing, seconds)
     if memory is not None:
         # On a CPU the state that is being written is in the same memory.
-        held = said.memory.whole + (said.memory.host // 2 if model["device"] == "cpu" else 0)
+        held = said.memory.whole + (said.network.checkpoint if model["device"] == "cpu" else 0)
         rows["memory, MB"] = ((baseline + held) / 1e6, memory / 1e6)
-    for name, (expected, found) in {"disk, while it is built, MB": (said.disk.work_bytes / 1e6, extra.get("work"))}.items():
-        if found is not None:
-            rows[name] = (expected, found / 1e6)
+    rows["disk, the run at most, MB"] = (
+        said.disk.run_bytes / 1e6,
+        sum((run / name).stat().st_size for name in TABLES) / 1e6,
+    )
+    if work is not None:
+        rows["disk, while it is built, MB"] = (said.disk.work_bytes / 1e6, work / 1e6)
     return {
         "model": model["name"],
         "tokens": counts["tokens"],
@@ -101,32 +114,36 @@ def here(model: str, corpus: str) -> dict[str, Any]:
             time.sleep(0.05)
         assert child.stdout is not None
         facts = json.loads(child.stdout.read())
-        return {**compare(run, work=work, **facts), "machine": _machine(), "date": datetime.now(UTC).date().isoformat()}
+        return {
+            **compare(run, work=work, **facts),
+            "machine": f"one core of {_machine()}",
+            "date": datetime.now(UTC).date().isoformat(),
+        }
 
 
 def _child(run: Path, model: str, corpus: str) -> dict[str, Any]:
-    """Measure this machine's rate, make the run, measure the rate again."""
+    """Measure this machine's rate, then make the run."""
+    import torch
+
     import ffmem
     from ffmem.corpus.sources import open_source
     from ffmem.index.build import build_index
 
+    torch.set_num_threads(1)
     loaded = ffmem.load_model(model)
     baseline = _resident() - sum(one.numel() * one.element_size() for one in loaded.model.parameters())
-    before = _rate(loaded, corpus, 3)
-    began = _peak()
+    tflops, ratio = _rate(loaded, corpus, 2)
+    began = time.process_time()
     build_index(loaded, open_source(corpus), out=run, quiet=True)
-    memory = _peak()
-    after = _rate(loaded, corpus, 3)
-    print(f"rates {before} {after}, peak before the run {began / 1e6:.0f} MB", file=sys.stderr)
-    tflops, ratio = ((a + b) / 2 for a, b in zip(before, after, strict=True))
-    return {"tflops": tflops, "ratio": ratio, "memory": memory, "baseline": baseline}
+    seconds = time.process_time() - began
+    return {"tflops": tflops, "ratio": ratio, "memory": _peak(), "baseline": baseline, "seconds": seconds}
 
 
 def _rate(model: Any, corpus: str, every: int) -> tuple[float, float]:
     """TFLOP/s of the bare trunk and the time of a pass over it, on one batch in so many of the corpus."""
     import torch
 
-    from benchmarks.index import bare, clock, to_the_last_coefficients
+    from benchmarks.index import bare, to_the_last_coefficients
     from ffmem.corpus.plan import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.sources import open_source
@@ -147,13 +164,19 @@ def _rate(model: Any, corpus: str, every: int) -> tuple[float, float]:
             continue
         if not positions:
             bare(model, batch)
-        clock(seconds, "bare", lambda batch=batch: bare(model, batch))
-        clock(seconds, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch))
-        clock(seconds, "pass", lambda batch=batch: read_batch(model, batch, collectors))
+        _clock(seconds, "bare", lambda batch=batch: bare(model, batch))
+        _clock(seconds, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch))
+        _clock(seconds, "pass", lambda batch=batch: read_batch(model, batch, collectors))
         positions += batch.ids.size
-    clock(seconds, "pass", lambda: [collector.end_shard() for collector in collectors.values()])
+    _clock(seconds, "pass", lambda: [collector.end_shard() for collector in collectors.values()])
     weights = sum(one.numel() for block in model.blocks for one in block.parameters())
     return 2 * weights * positions / seconds["bare"] / 1e12, seconds["pass"] / seconds["shorter"]
+
+
+def _clock(seconds: dict[str, float], name: str, work: Callable[[], object]) -> None:
+    began = time.process_time()
+    work()
+    seconds[name] = seconds.get(name, 0.0) + time.process_time() - began
 
 
 def host() -> dict[str, Any]:
@@ -209,22 +232,45 @@ def gpu_rates(measured: dict[str, Any]) -> dict[str, Any]:
     """Rates from what benchmarks/gpu.py wrote: both passes over the trunk that ends where they do."""
     found = {}
     for shape, result in measured.items():
-        if not isinstance(result, dict) or "ways" not in result:
+        if "ways" not in result:
             continue
-        ways = {name: way["whole"] for name, way in result["ways"].items()}
-        shorter = ways["bare trunk to the last coefficients"]
-        with_index = ways["ffmem, triggers"] / shorter
+        shorter, triggers, statistics = (
+            result["ways"][name]["whole"]
+            for name in ("bare trunk to the last coefficients", "ffmem, triggers", "ffmem, triggers and statistics")
+        )
         found[shape] = {
             "d": result["d"],
             "layers": result["layers"],
             "tflops": result["tflops"],
-            "ratio_with_index": round(with_index, 4),
-            "ratio_with_statistics": round(max(with_index, ways["ffmem, triggers and statistics"] / shorter), 4),
+            "ratio_with_index": round(triggers / shorter, 4),
+            "ratio_with_statistics": round(statistics / shorter, 4),
             "machine": result["machine"],
             "date": result["date"],
             "measured": True,
         }
     return found
+
+
+def end_to_end(measured: dict[str, Any]) -> dict[str, Any]:
+    """The plan beside the whole run that benchmarks/gpu.py made of the paper's shape, with the rate that it measured."""
+    run, rates = measured["end to end"], gpu_rates(measured)
+    rate = Rate("paper", **rates["paper"])
+    said = plan("paper", tokens=run["tokens"], rate=rate)
+    rows = {
+        "time to read and to finish, s": (said.time.reading + said.time.finishing, run["seconds"]),
+        "GPU memory, MB": (said.memory.whole / 1e6, run["peak_memory"] / 1e6),
+        "disk, the run at most, MB": (said.disk.run_bytes / 1e6, run["run_folder_bytes"] / 1e6),
+    }
+    return {
+        "model": "the paper's shape",
+        "tokens": run["tokens"],
+        "cells": sum(said.shape.cells),
+        "tflops": rate.tflops,
+        "ratio": rate.ratio_with_statistics,
+        "rows": {name: [round(one, 1) for one in pair] for name, pair in rows.items()},
+        "machine": run["machine"],
+        "date": run["date"],
+    }
 
 
 def planned() -> str:
@@ -253,8 +299,8 @@ def checked() -> str:
     lines = []
     for one in found.values():
         lines += [
-            f"{one['model']}, {one['cells']:,} cells, {one['tokens']:,} tokens ({one['machine']}, {one['date']}); the bare trunk "
-            f"ran at {1000 * one['tflops']:,.0f} GFLOP/s, a pass took {one['ratio']} of its time:",
+            f"{one['model']}, {one['cells']:,} cells, {one['tokens']:,} tokens ({one['machine']}, {one['date']}); the bare "
+            f"trunk ran at {1000 * one['tflops']:,.0f} GFLOP/s, a pass took {one['ratio']} times as long:",
             "",
             "| | planned | measured |",
             "|---|---|---|",
@@ -292,6 +338,11 @@ def _figures(value: float) -> int:
     return int(float(f"{value:.2g}"))
 
 
+def _add(path: Path, name: str, result: dict[str, Any]) -> None:
+    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: result}, indent=2) + "\n", "utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, help="a finished run")
@@ -318,7 +369,10 @@ def main() -> None:
     if chosen.rates or chosen.host:
         rates = json.loads(RATES.read_text("utf-8"))
         if chosen.rates:
-            rates["gpus"] |= gpu_rates(json.loads(chosen.rates.read_text("utf-8")))
+            measured = json.loads(chosen.rates.read_text("utf-8"))
+            rates["gpus"] |= gpu_rates(measured)
+            if "end to end" in measured:
+                _add(MEASURED, "gpu", end_to_end(measured))
         if chosen.host:
             rates["host"] = host()
         RATES.write_text(json.dumps(rates, indent=2) + "\n", "utf-8")
@@ -331,8 +385,7 @@ def main() -> None:
         result = here(chosen.model, chosen.corpus)
     print(json.dumps(result, indent=2))
     if chosen.out:
-        known = json.loads(chosen.out.read_text("utf-8")) if chosen.out.exists() else {}
-        chosen.out.write_text(json.dumps(known | {chosen.name: result}, indent=2) + "\n", "utf-8")
+        _add(chosen.out, chosen.name, result)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ SHOWN = 12
 
 
 def measure(corpus: list[Path], run: Path) -> dict[str, Any]:
-    model = ffmem.load_model("wiki16")
-    gpu = model.device.type == "cuda"
+    gpu = torch.cuda.is_available()
+    model = ffmem.load_model("wiki16", dtype="bfloat16" if gpu else "auto")
     weights = torch.cuda.memory_allocated() if gpu else 0
     began = time.perf_counter()
     index = ffmem.build_index(model, corpus, out=run, top=50)
@@ -51,6 +51,7 @@ def measure(corpus: list[Path], run: Path) -> dict[str, Any]:
         "run_folder_bytes": index.folder.disk_use(),
         "gpu_memory_beyond_the_model": torch.cuda.max_memory_allocated() - weights if gpu else None,
         "host_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "dtype": model.dtype_name,
         "machine": f"{torch.cuda.get_device_name() if gpu else 'CPU'}, {cores()} cores, torch {torch.__version__}",
         "date": datetime.now(UTC).date().isoformat(),
     }

@@ -41,7 +41,8 @@ def test_the_command_line_page_names_every_option_of_every_verb_and_no_other():
     command = typer.main.get_command(app)
     assert set(sections) == set(command.commands)
     for verb, section in sections.items():
-        options = {option for parameter in command.commands[verb].params for option in parameter.opts}
+        parameters = command.commands[verb].params
+        options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
         known = {option for option in options if option.startswith("--")} - {"--help"}
         told = set(re.findall(r"`(?:-\w`, `)?(--[a-z0-9-]+)", section))
         assert told == known, verb
@@ -65,6 +66,14 @@ def test_the_benchmark_page_shows_the_numbers_that_were_measured():
     assert table() in (DOCS / "benchmark.md").read_text("utf-8")
 
 
+def test_the_gpu_page_shows_the_numbers_that_were_measured():
+    from benchmarks.gpu_page import looked, projected
+
+    page = (DOCS / "gpu.md").read_text("utf-8")
+    assert looked() in page
+    assert projected() in page
+
+
 def test_the_bundled_models_card_shows_the_numbers_that_were_measured():
     from benchmarks.card import card
 
@@ -76,3 +85,13 @@ def test_the_experiments_page_shows_the_costs_that_were_measured():
 
     assert cost() in (DOCS / "experiments.md").read_text("utf-8")
     assert live_cost() in (DOCS / "live.md").read_text("utf-8")
+
+
+def test_the_scale_page_shows_plans_as_the_command_makes_them_and_what_was_measured():
+    from benchmarks.growth import grown
+    from benchmarks.plan import checked, planned
+
+    page = (DOCS / "scale.md").read_text("utf-8")
+    assert planned() in page
+    assert checked() in page
+    assert grown() in page

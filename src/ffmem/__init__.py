@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ffmem.demonstration import demo as demo
     from ffmem.index.build import build_index as build_index
     from ffmem.index.export import export as export
+    from ffmem.index.planning import plan as plan
     from ffmem.index.reader import Index as Index
     from ffmem.index.reader import open_index as open_index
     from ffmem.index.values import values as values
@@ -52,6 +53,7 @@ _HOMES = {
     "intervene": "ffmem.live.intervene",
     "load_model": "ffmem.model.loading",
     "open_index": "ffmem.index.reader",
+    "plan": "ffmem.index.planning",
     "recipe": "ffmem.live.recipe",
     "report": "ffmem.reports.page",
     "trace": "ffmem.live.trace",

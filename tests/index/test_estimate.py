@@ -9,6 +9,7 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.index.estimate import estimate, estimate_tokens
+from ffmem.index.histogram import BINS
 from tests.tiny import some_text
 
 PACKERS = {
@@ -95,6 +96,12 @@ def test_an_estimate_leaves_the_corpus_as_it_was(corpus_of, text):
 
 
 def test_the_disk_that_a_run_takes_is_counted_a_trigger_a_cell_and_a_sentence():
-    assert estimate(10_000, cells=10, t=5, signs=2, stats=False).run_bytes == 20 * 100 + 20 * 10 + 200 * 100
-    assert estimate(400, cells=10, t=5, signs=2, stats=True).run_bytes == 20 * 100 + 1400 * 10 + 200 * 20
-    assert estimate(None, cells=10, t=5, signs=2, stats=False).work_bytes == 28 * 100 + 200 * 100
+    assert estimate(10_000, cells=10, t=5, signs=2, stats=False).run_bytes == 20 * 100 + 20 * 10 + 300 * 100
+    assert estimate(400, cells=10, t=5, signs=2, stats=True).run_bytes == 20 * 100 + 1400 * 10 + 300 * 20
+    assert estimate(None, cells=10, t=5, signs=2, stats=False).work_bytes == 28 * 100 + 300 * 100
+
+
+def test_every_worker_keeps_a_state_and_every_shard_its_sums_and_sentences():
+    found = estimate(10**6, cells=10, t=5, signs=1, stats=True, workers=3, shards=7)
+    assert found.work_bytes == 3 * 10 * (28 * 5 + 16 + 4 * BINS) + 7 * 16 * 10 + 300 * 7 * 50
+    assert found.run_bytes == estimate(10**6, cells=10, t=5, signs=1, stats=True).run_bytes

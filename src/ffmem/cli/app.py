@@ -161,6 +161,33 @@ def index(
 
 
 @app.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="`gpt2`, `paper`, `llama3-8b`, `llama3-70b` or `wiki16`, a folder, or a Hugging Face id. Only its config "
+            "is read.",
+        ),
+    ],
+    tokens: Annotated[float, typer.Option(help="Of the text, such as `1e9`.", show_default=False)],
+    gpus: Annotated[int, typer.Option(help="GPUs in all.")] = 1,
+    top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
+    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Statistics of every cell too.")] = True,
+    gpu_memory: Annotated[float, typer.Option(help="Gigabytes of each GPU.")] = 141,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what an index takes before it is made: time, memory, disk and network, from measured rates.
+
+    No weights are read, so this works for any model anywhere. Every number rests on what is told below it.
+    """
+    from ffmem.index.planning import plan as make
+
+    found = make(model, tokens=tokens, gpus=gpus, top=top, stats=stats, gpu_memory=gpu_memory)
+    print(json.dumps(found.as_dict(), indent=2) if as_json else found)
+
+
+@app.command()
 def show(
     run: Run,
     cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as `L3D17`: layer from 1, cell from 0.")],

@@ -1,92 +1,255 @@
-"""Workers on a Ray cluster."""
+"""Workers on a Ray cluster.
+
+A worker's process imports this module when it is placed, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from typing import Any
 
-from ffmem.index.crew import Lost
-from ffmem.words import FfmemError
+from ffmem.words import FfmemError, RunError
+
+REACH = 10.0
+"""Seconds for a cluster's head to take up a connection; Ray itself would try for many minutes."""
+PATIENCE = 60.0
+"""Seconds without any worker, after which a cluster is taken to have no room."""
+SETTLING = 2.0
+"""Seconds until a lost worker has surely stopped writing: it looks for its node every second, and ends without it."""
+ASKING = 0.2
+"""Seconds between two questions to a worker how far it has come."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # What becomes of workers is told in ffmem's words; Ray would print it to standard output.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^(A worker died or was killed|.* worker.s. were killed due to|The node with node id)",
+}
+SHARED = ("ffmem", "numpy", "pyarrow", "sentencex", "tokenizers", "transformers")
+"""Packages that cut the text here and read it there, so that their versions must agree."""
 
 
-def connect(address: str | None) -> Any:
-    """Ray, connected to the cluster at this address, or to one that is started on this machine."""
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected to the cluster at this address (or RAY_ADDRESS), or to one that lives on this machine as long as this.
+
+    Where the caller is connected already, that cluster is used, and stays connected.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as error:
         raise FfmemError("the engine ray needs the ray package: pip install 'ffmem[ray]'") from error
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        yield ray
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
+            _reach(address)
+            with warnings.catch_warnings(action="ignore"):
+                ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
+        except Exception as error:
+            raise FfmemError(_unreachable(address, error)) from error
+        yield ray
+    finally:
+        ray.shutdown()
+        if main:
+            signal.signal(signal.SIGTERM, before)  # Ray has taken it over
+
+
+def _reach(address: str) -> None:
+    """An address with a port must answer."""
+    if found := re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+?)\]?:(\d+)", address):
+        socket.create_connection((found[1], int(found[2])), REACH).close()
+
+
+def _unreachable(address: str, error: Exception) -> str:
+    why = " ".join(str(error).split())
+    if address == "local":
+        return f"Ray could not be started on this machine: {why}"
+    if isinstance(error, ImportError):
+        return f"{address} needs a part of Ray that is not installed ({why}): pip install 'ffmem[ray]'"
+    if not isinstance(error, OSError):
+        return f"cannot use the Ray cluster at {address}: {why}"
+    return (
+        f"no Ray cluster can be reached at {address} ({why}): start one with `ray start --head`, or leave out --address; if "
+        "it asks for a token, set RAY_AUTH_MODE=token"
+    )
+
+
+class Cluster:
+    """The machines of a Ray cluster, as far as workers need them."""
+
+    def __init__(self, ray: Any, device: str) -> None:
+        if device.startswith("cuda:"):
             raise FfmemError(
-                f"no Ray cluster at {address}: start one with `ray start --head`, or leave out --address"
-            ) from error
-    return ray
+                f"expected --device auto, cuda or cpu with --engine ray, found {device}: Ray gives out the GPUs"
+            )
+        self.ray = ray
+        self.needs = {"CPU": 1}
+        if device != "cpu" and (device == "cuda" or self._count("GPU")):
+            self.needs["GPU"] = 1
+        self.worked = time.monotonic()
+        """When a worker was last known to live."""
 
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
-def places(ray: Any, device: str) -> int:
-    """How many workers the cluster has room for: one a GPU, or one a machine where there are none."""
-    if device != "cpu" and (gpus := int(ray.cluster_resources().get("GPU", 0))):
-        return gpus
-    return max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+    def _count(self, what: str) -> int:
+        return sum(int(node.get(what, 0)) for node in self._nodes())
+
+    def places(self) -> int:
+        """How many workers there is room for: one a GPU, or one a machine where there are none."""
+        if "GPU" in self.needs:
+            return max(1, self._count("GPU"))
+        return max(1, sum(node.get("CPU", 0) >= 1 for node in self._nodes()))
+
+    def hire(self, model: str, load: dict[str, Any], threads: int) -> RayLane:
+        return RayLane(self, model, load, threads)
+
+    def wait_for_room(self) -> None:
+        """For a worker that is not placed: others may have all the room, but if there are none, this ends."""
+        if time.monotonic() - self.worked < PATIENCE:
+            return
+        free = self.ray.available_resources()
+        asked = " and ".join(f"{count} {what}" for what, count in self.needs.items())
+        there = ", ".join(f"{self._count(what)} {what} ({int(free.get(what, 0))} free)" for what in self.needs)
+        raise FfmemError(
+            f"the Ray cluster has had no room for a worker for {PATIENCE:.0f} s: each needs {asked}, and on "
+            f"{len(self._nodes())} nodes there are {there}; add nodes or wait for them, then give the same command again"
+        )
 
 
 class RayLane:
-    """A worker as an actor, on whatever machine has room for it."""
+    """A worker as an actor, on whatever machine has room for it, now or later.
 
-    def __init__(self, ray: Any, model: str, load: dict[str, Any], threads: int) -> None:
-        gpus = 1 if load.get("device", "auto") != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
-        actor = ray.remote(_Actor).options(num_cpus=1, num_gpus=gpus, max_concurrency=2, max_restarts=0)
-        self.ray = ray
-        self.actor = actor.remote(model, load, threads)
-        self.pending: Any = None
-        self.asked: Any = None
+    A shard goes through Ray's object store, which lets go of it once it is read.
+    """
+
+    def __init__(self, cluster: Cluster, *arguments: Any) -> None:
+        self.cluster, self.ray = cluster, cluster.ray
+        needs = {f"num_{what.lower()}s": count for what, count in cluster.needs.items()}
+        # Two calls at a time: one that works, and one that tells how far it has come.
+        options = {"max_concurrency": 2, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self.actor = self.ray.remote(_Actor).options(**options, **needs).remote(*arguments)
+        self.host, self.pid = "", 0
+        """Where it is; empty until it is placed."""
+        self.lost, self.settled = "", 0.0
+        """Why it is gone, and when that is certain."""
         self.tokens = 0
+        self.pending: Any = None
+        self.greeting = self.actor.greet.remote()
+        self.asked: Any = None
+        self.asked_at = 0.0
 
     def call(self, method: str, *arguments: Any) -> None:
-        self.tokens = 0
-        self.pending = getattr(self.actor, method).remote(*arguments)
+        self.tokens, self.asked = 0, None
+        self.pending = self.actor.do.remote(method, *arguments)
 
     def answer(self) -> tuple[Any] | None:
-        if self.pending is None or not self.ray.wait([self.pending], timeout=0)[0]:
-            return None
-        found, self.pending = self._get(self.pending), None
-        return (found,)
+        answer = None
+        if not self.lost:
+            answer = self._heard(self.pending) if self._placed() else None
+        elif time.monotonic() >= self.settled:
+            from ffmem.index.crew import Lost
+
+            raise Lost(self.lost)
+        if answer is not None:
+            self.pending = None
+        return answer
+
+    def _placed(self) -> bool:
+        if self.host:
+            self.cluster.worked = time.monotonic()
+        elif (greeting := self._heard(self.greeting)) is not None:
+            (self.host, self.pid, versions), self.greeting = greeting[0], None
+            for name, there in versions.items():
+                if (here := _version(name)) != there:
+                    raise FfmemError(
+                        f"{self.host} has {name} {there}, this machine {here}: install the same versions on every node"
+                    )
+        elif not self.lost:
+            self.cluster.wait_for_room()
+        return bool(self.host)
 
     def read_so_far(self) -> int:
-        """What the actor said last; it is asked again once it has answered."""
-        if self.asked is None:
-            self.asked = self.actor.read_so_far.remote()
-        elif self.ray.wait([self.asked], timeout=0)[0]:
-            try:
-                self.tokens = self._get(self.asked)
-            except Lost:
-                return self.tokens  # `answer` says so too
-            self.asked = None
+        """What the worker said last; it is asked again once it has answered."""
+        if self.asked is not None:
+            if (heard := self._heard(self.asked)) is not None:
+                self.tokens, self.asked = heard[0], None
+        elif not self.lost and time.monotonic() - self.asked_at >= ASKING:
+            self.asked, self.asked_at = self.actor.read_so_far.remote(), time.monotonic()
         return self.tokens
 
-    def _get(self, reference: Any) -> Any:
+    def _heard(self, reference: Any) -> tuple[Any] | None:
+        """What a call has come to; None where it goes on, or its worker is lost, which `answer` tells when it is certain."""
+        if reference is None or self.lost or not self.ray.wait([reference], timeout=0)[0]:
+            return None
         errors = self.ray.exceptions
         try:
-            return self.ray.get(reference)
+            return (self.ray.get(reference),)
         except errors.RayTaskError as error:
-            if isinstance(error.cause, FfmemError):
-                raise error.cause from None
-            raise RuntimeError(f"in a worker: {error}") from None
-        except (errors.RayActorError, errors.ObjectLostError, errors.OwnerDiedError, errors.WorkerCrashedError) as error:
-            raise Lost(f"({str(error).splitlines()[0]})") from error
+            cause = error.cause
+            if isinstance(cause, FfmemError):
+                raise type(cause)(f"{cause}{self._there()}") from None
+            print(error, file=sys.stderr)
+            raise RuntimeError(f"in a worker{self._there()}: {type(cause).__name__}: {cause}") from None
+        except errors.RayError as error:
+            if missing := re.search("No module named '(ffmem[^']*)'", str(error)):
+                raise FfmemError(
+                    f"a node of the Ray cluster has no {missing[1]}: install ffmem {_version('ffmem')} on every node"
+                ) from None
+            self.lost, self.settled = self._end(error), time.monotonic() + SETTLING
+            self.close()  # it may live, out of reach: Ray ends it
+            return None
+
+    def _there(self) -> str:
+        return f" (on {self.host})" if self.host not in ("", platform.node()) else ""
+
+    def _end(self, error: Exception) -> str:
+        found = re.search(r"its (worker process|node) has died", str(error))
+        why = found[0] if found else str(error).strip().split("\n")[0]
+        return f"on {self.host}, process {self.pid} ({why})" if self.host else f"({why})"
 
     def close(self) -> None:
-        self.ray.kill(self.actor)
+        with suppress(Exception):  # a cluster that is gone has no workers left
+            self.ray.kill(self.actor)
 
 
 class _Actor:
-    """A `Service` that a Ray actor offers; a second thread tells how far it has come."""
+    """A `Service` that a Ray actor offers. Ray calls from any of its threads; the work is done by one."""
 
     def __init__(self, *arguments: Any) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.arguments = arguments
+        self.thread = ThreadPoolExecutor(1, "ffmem-worker")
         self.service: Any = None
         self.tokens = 0
+
+    def greet(self) -> tuple[str, int, dict[str, str]]:
+        return platform.node(), os.getpid(), {name: _version(name) for name in SHARED}
+
+    def read_so_far(self) -> int:
+        return self.tokens
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        return self.thread.submit(self._do, method, *arguments).result()
 
     def _do(self, method: str, *arguments: Any) -> Any:
         from ffmem.index.worker import Service
@@ -94,23 +257,31 @@ class _Actor:
         if self.service is None:
             self.service = Service(*self.arguments)
             self.service.told = self._told
-        self.tokens = 0
-        return getattr(self.service, method)(*arguments)
+        if method == "begin":
+            _check_same_place(*arguments)
+        try:
+            return getattr(self.service, method)(*arguments)
+        finally:
+            self.tokens = 0
 
     def _told(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def subject(self) -> Any:
-        return self._do("subject")
 
-    def begin(self, *arguments: Any) -> Any:
-        return self._do("begin", *arguments)
+def _check_same_place(run: str, manifest: dict[str, Any], name: str) -> None:
+    """A path may mean another folder on another machine."""
+    from ffmem.index.folder import RunFolder
 
-    def read(self, shard: Any) -> Any:
-        return self._do("read", shard)
+    found = RunFolder(run).manifest()
+    if found is None or found.get("settings_hash") != manifest["settings_hash"]:
+        raise RunError(
+            f"{platform.node()} does not see the run at {run}: give a folder that every node reaches under this path, "
+            "or a URL such as s3://bucket/run"
+        )
 
-    def keep(self) -> Any:
-        return self._do("keep")
 
-    def read_so_far(self) -> int:
-        return self.tokens
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ffmem.corpus.plan import Shard
@@ -24,7 +25,7 @@ from ffmem.words import FfmemError
 PATIENCE = 0.02
 """Seconds between two looks at the workers."""
 ATTEMPTS = 3
-"""Workers that a shard may cost."""
+"""Workers that a shard may cost, or a place before one of them has taken up the run."""
 
 
 class Lost(Exception):
@@ -58,6 +59,8 @@ class Member:
     """Whether it has taken up the run."""
     unkept: dict[int, Shard] = field(default_factory=dict)
     """Shards that it was given and has not kept yet."""
+    vain: int = 0
+    """Workers in a row that were lost here before they had taken up the run."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,13 @@ class Crew:
                     subject: Subject = answer[0]
                     member.lane.call("subject")  # it is looked at once more when the run begins
                     return subject
-            if len(self.lost) >= ATTEMPTS * len(self.members):
-                raise FfmemError(f"no worker lived long enough to load the model: {self.lost[-1]}")
             time.sleep(PATIENCE)
 
     def read(self, shards: Iterator[Shard], folder: RunFolder, manifest: dict[str, Any]) -> Iterator[Standing]:
         """Have all shards read; yields how things stand, often. What a standing calls kept needs no second reading."""
         failures: Counter[int] = Counter()
         again: deque[Shard] = deque()
+        given: set[int] = set()
         more = True
         while True:
             kept: list[Shard] = []
@@ -119,6 +121,7 @@ class Crew:
                     more = more and (shard is not None or bool(again))
                     if shard is not None:
                         member.unkept[shard.number] = shard
+                        given.add(shard.number)
                         self._call(member, "read", shard)
                     elif member.unkept:
                         self._call(member, "keep")
@@ -130,8 +133,17 @@ class Crew:
             )
             yield Standing(kept, reading, working, len(self.lost))
             if not more and not again and not any(member.unkept for member in self.members):
+                self._check_all_are_kept(given, folder)
                 return
             time.sleep(PATIENCE)
+
+    def _check_all_are_kept(self, given: set[int], folder: RunFolder) -> None:
+        """Workers may have written elsewhere, or have been overwritten by one that was thought to be gone."""
+        if missing := sorted(given.difference(*(checkpoint.covered(folder, member.name) for member in self.members))):
+            raise FfmemError(
+                f"{len(missing)} of {len(given)} shards were read, but are not in {folder.path} (such as {missing[0]}): "
+                "see that it is one place for all workers, then give the same command again"
+            )
 
     def _give_up_after(self, failures: Counter[int], numbers: list[int]) -> None:
         failures.update(numbers)
@@ -148,9 +160,10 @@ class Crew:
         if done == "subject":
             if difference := answer.differs(manifest):
                 raise FfmemError(f"worker {member.name} is not like the one that the run began with: it has {difference}")
-            self._call(member, "begin", str(folder.path), manifest, member.name)
+            place = folder.path.absolute() if isinstance(folder.path, Path) else folder.path
+            self._call(member, "begin", str(place), manifest, member.name)
             return []
-        member.known = True
+        member.known, member.vain = True, 0
         return [member.unkept.pop(number) for number in answer if number in member.unkept]
 
     def _call(self, member: Member, method: str, *arguments: Any) -> None:
@@ -166,7 +179,14 @@ class Crew:
             shards = ", ".join(map(str, member.unkept)) or "none"
             self.lost.append(f"worker {member.name} ended {error} while it {_DOING[member.doing]}; unkept shards: {shards}")
             member.lane.close()
-            vars(member).update(vars(self._member(int(member.name))))
+            vain = 0 if member.known else member.vain + 1
+            if vain < ATTEMPTS:
+                vars(member).update(vars(self._member(int(member.name))), vain=vain)
+                return None
+            # Another would fare no better: the place stays empty.
+            vars(member).update(vars(Member(member.name, Nobody())), vain=vain)
+            if all(other.vain >= ATTEMPTS for other in self.members):
+                raise FfmemError(f"no worker lives long enough to take up the run; the last: {self.lost[-1]}") from error
             return None
 
     def close(self) -> None:
@@ -181,6 +201,19 @@ _DOING = {
     "keep": "kept its shards",
     "": "waited",
 }
+
+
+class Nobody:
+    """The lane to a place that is given up."""
+
+    def call(self, method: str, *arguments: Any) -> None: ...
+
+    def answer(self) -> None: ...
+
+    def read_so_far(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
 
 
 class ProcessLane:

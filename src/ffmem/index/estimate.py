@@ -68,10 +68,21 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
     return tokens * characters / max(1, sampled), 1.0
 
 
-def estimate(tokens: int | None, *, cells: int, t: int, signs: int, stats: bool) -> Estimate:
-    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics and 200 a sentence, at most one a trigger."""
+def state_bytes(t: int, signs: int, stats: bool) -> int:
+    """Bytes a cell of a worker's state: 28 a trigger, and counts, extremes and histogram."""
+    return 28 * t * signs + (16 + 4 * BINS if stats else 0)
+
+
+def estimate(
+    tokens: int | None, *, cells: int, t: int, signs: int, stats: bool, workers: int = 1, shards: int = 1
+) -> Estimate:
+    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics and 300 a sentence, at most one a trigger.
+
+    While it is built: a state a worker, and a shard's sums and the sentences that it had at the time.
+    """
     triggers = cells * t * signs
-    sentences = min(triggers, tokens // 20) if tokens is not None else triggers
-    run = 20 * triggers + (1400 if stats else 20) * cells + 200 * sentences
-    work = 28 * triggers + (4 * BINS * cells if stats else 0) + 200 * sentences
+    known = tokens // 20 if tokens is not None else None
+    sentences, then = (most if known is None else min(most, known) for most in (triggers, triggers * shards))
+    run = 20 * triggers + (1400 if stats else 20) * cells + 300 * sentences
+    work = workers * cells * state_bytes(t, signs, stats) + (16 * cells * shards if stats else 0) + 300 * then
     return Estimate(cells, tokens, run, work)
