@@ -98,8 +98,8 @@ class LayerCollector:
         self.top: dict[Sign, Any] = {sign: new_top(cells, t, distinct, device, fused=self.fused) for sign in signs}
         self.total = Statistics(cells, device) if every else None
         self.shard = Statistics(cells, device) if every else None
-        self.latest = self.total
-        """Of the shard that was read last."""
+        self.latest = _sums(self.total) if self.total else {}
+        """The sums of the shard that was read last."""
         self.flags = torch.zeros(4, dtype=torch.int32, device=device)
         self.merged = self.unmerged = 0
         """Rows that the thresholds know of, and rows read since then."""
@@ -205,7 +205,7 @@ class LayerCollector:
         if self.total and self.shard:
             self.shard.settle()
             self.total.merge(self.shard)
-            self.latest, self.shard = self.shard, Statistics(len(self.total.active), self.total.active.device)
+            self.latest, self.shard = _sums(self.shard), Statistics(len(self.total.active), self.total.active.device)
 
     def merge(self, other: LayerCollector) -> None:
         """Take in what another worker found in other shards."""
@@ -232,7 +232,7 @@ class LayerCollector:
 
     def sums(self) -> dict[str, Tensor]:
         """The sums of the shard that was read last."""
-        return {f"L{self.layer}.{name}": getattr(self.latest, name) for name in SUMS} if self.latest else {}
+        return {f"L{self.layer}.{name}": tensor for name, tensor in self.latest.items()}
 
     def clear_sums(self) -> None:
         for name in SUMS if self.total else ():
@@ -242,6 +242,10 @@ class LayerCollector:
         """Add those of the next shard."""
         for name in SUMS if self.total else ():
             getattr(self.total, name).add_(sums[f"L{self.layer}.{name}"])
+
+
+def _sums(statistics: Statistics) -> dict[str, Tensor]:
+    return {name: getattr(statistics, name) for name in SUMS}
 
 
 def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerCollector], *, again: bool = False) -> None:

@@ -26,7 +26,7 @@ PADDING = 0.02
 """Share of a batch."""
 BANDWIDTH = 1e9
 """Bytes a second that one process writes to or reads from the place where the run is kept."""
-TEXT_BYTES = 9.6
+TEXT_BYTES = 13.6
 """Bytes a token, ids and text, that are sent to a worker."""
 SHARE = 0.02
 """Of a shard's time that its checkpoint may take."""
@@ -244,10 +244,10 @@ def plan(
 def held_bytes(t: int, signs: int, stats: bool, *, fused: bool) -> int:
     """Bytes a cell that a collector holds where it works: kernels keep waiting places behind a cell's triggers.
 
-    A hit is a coefficient, a place and a key. Statistics are of all shards, of the last one and of this one.
+    A hit is a coefficient, a place and a key. Statistics are of all shards and of this one; of the last one, two sums.
     """
     places = max(128, 1 << (2 * t - 1).bit_length()) if fused else t
-    return signs * (28 * places + 8 * fused) + 3 * (4 * BINS + 32) * stats
+    return signs * (28 * places + 8 * fused) + (2 * (4 * BINS + 32) + 16) * stats
 
 
 def _memory(shape: Shape, t: int, signs: int, stats: bool, gpu_memory: int | float, device: str, dtype: str) -> Memory:
@@ -295,7 +295,7 @@ def _assumptions(
         "a few tensors of a layer's width at once",
         f"a checkpoint is written at {BANDWIDTH / 1e9:g} GB/s by each worker while the next shard is read; `--shard-tokens` "
         f"is such that it would be {SHARE:.0%} of a shard's time or less, unless a worker had fewer than {ROUNDS} shards",
-        f"text is {TEXT_BYTES} bytes a token with its ids; a core reads {host.text_tokens_a_second:,.0f} tokens/s of it and "
+        f"text is {TEXT_BYTES} bytes a token with its ids and ends; a core reads {host.text_tokens_a_second:,.0f} tokens/s of it and "
         f"merges or writes {host.merged_triggers_a_second:,.0f} triggers/s ({core}; {host.machine}, {host.date})",
         "disk: every cell has all its triggers, each in a sentence of its own; loading the model is not counted",
     ]
