@@ -20,9 +20,9 @@ def looked() -> str:
 
 def _looked(name: str, one: dict[str, Any]) -> str:
     lines = [
-        f"**{name}**: {one['layers']} layers of {one['d']}, {one['cells']:,} cells, {one['tokens']:,} tokens in batches of up "
-        f"to {one['batch_tokens']:,}, {one['padding']:.1%} of them padding. The trunk runs at {one['tflops']:.0f} TFLOP/s; "
-        f"{one['peak_memory'] / 1e9:.1f} GB of memory; batches were read again at {one['read_again']}. {one['machine']}, "
+        f"**{name}**: {one['layers']} layers of {one['d']}, {one['cells']:,} cells, {one['tokens']:,} tokens in batches of "
+        f"up to {one['batch_tokens']:,}, {one['padding']:.1%} of them padding. The trunk runs at {one['tflops']:.0f} "
+        f"TFLOP/s; {one['peak_memory'] / 1e9:.1f} GB of memory; batches were read again at {one['read_again']}. {one['machine']}, "
         f"{one['date']}.",
         "",
         "| way | whole | median | spread | tokens/s |",
@@ -49,14 +49,15 @@ def projected() -> str:
     ]
     for one in found.values():
         for way, cost in one["ways"].items():
+            full, memory = cost["times_a_full_width_product_at_the_ceiling"], cost["memory_beyond_the_weights"]
             lines.append(
                 f"| {one['cells']:,} × {one['vocabulary']:,}, {one['d']:,} | {NAMES[way]} | {cost['seconds']:.3f} "
-                f"| {cost['tflops']:.0f} | {cost['share_of_ceiling']:.0%} "
-                f"| {cost['times_a_full_width_product_at_the_ceiling']:.2f} | {cost['memory_beyond_the_weights'] / 1e9:.1f} GB |"
+                f"| {cost['tflops']:.0f} | {cost['share_of_ceiling']:.0%} | {full:.2f} | {memory / 1e9:.1f} GB |"
             )
     last = next(reversed(found.values()))
     ceiling = " and ".join(f"{one['ceiling_tflops']:.0f}" for one in found.values())
-    lines += ["", f"The ceiling, a large square product in the same run: {ceiling} TFLOP/s. {last['machine']}, {last['date']}."]
+    measured = f"{last['machine']}, {last['date']}"
+    lines += ["", f"The ceiling, a large square product in the same run: {ceiling} TFLOP/s. {measured}."]
     return "\n".join(lines)
 
 
