@@ -22,8 +22,8 @@ def _looked(name: str, one: dict[str, Any]) -> str:
     lines = [
         f"**{name}**: {one['layers']} layers of {one['d']}, {one['cells']:,} cells, {one['tokens']:,} tokens in batches of "
         f"up to {one['batch_tokens']:,}, {one['padding']:.1%} of them padding. The trunk runs at {one['tflops']:.0f} "
-        f"TFLOP/s; {one['peak_memory'] / 1e9:.1f} GB of memory; batches were read again at {one['read_again']}. {one['machine']}, "
-        f"{one['date']}.",
+        f"TFLOP/s; {one['peak_memory'] / 1e9:.1f} GB of memory; batches were read again at {one['read_again']}. "
+        f"{one['machine']}, {one['date']}.",
         "",
         "| way | whole | median | spread | tokens/s |",
         "|---|---|---|---|---|",

@@ -69,7 +69,7 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-        if main:
+        if main and before is not None:
             signal.signal(signal.SIGTERM, before)  # Ray has taken it over
 
 
@@ -223,8 +223,8 @@ class RayLane:
         return f" (on {self.host})" if self.host not in ("", platform.node()) else ""
 
     def _end(self, error: Exception) -> str:
-        found = re.search(r"its (worker process|node) has died", str(error))
-        why = found[0] if found else str(error).strip().split("\n")[0]
+        found = re.search(r"^The actor .*? because (.*?)\.? *($|[.] )", str(error), re.MULTILINE)
+        why = found[1] if found else str(error).strip().split("\n")[0]
         return f"on {self.host}, process {self.pid} ({why})" if self.host else f"({why})"
 
     def close(self) -> None:

@@ -295,8 +295,8 @@ def _assumptions(
         "a few tensors of a layer's width at once",
         f"a checkpoint is written at {BANDWIDTH / 1e9:g} GB/s by each worker while the next shard is read; `--shard-tokens` "
         f"is such that it would be {SHARE:.0%} of a shard's time or less, unless a worker had fewer than {ROUNDS} shards",
-        f"text is {TEXT_BYTES} bytes a token with its ids and ends; a core reads {host.text_tokens_a_second:,.0f} tokens/s of "
-        f"it and merges or writes {host.merged_triggers_a_second:,.0f} triggers/s ({core}; {host.machine}, {host.date})",
+        f"text is {TEXT_BYTES} bytes a token with its ids and ends; a core reads {host.text_tokens_a_second:,.0f} tokens/s "
+        f"of it and merges or writes {host.merged_triggers_a_second:,.0f} triggers/s ({core}; {host.machine}, {host.date})",
         "disk: every cell has all its triggers, each in a sentence of its own; loading the model is not counted",
     ]
 
