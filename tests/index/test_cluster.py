@@ -71,7 +71,7 @@ def store():
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("shelf")
+        s3fs.S3FileSystem().makedirs("shelf", exist_ok=True)  # the server keeps its buckets as long as the process
         yield "s3://shelf"
         s3fs.S3FileSystem.clear_instance_cache()
     running.stop()

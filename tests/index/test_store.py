@@ -43,7 +43,7 @@ def server():
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir(BUCKET)
+        s3fs.S3FileSystem().makedirs(BUCKET, exist_ok=True)
         yield running
         s3fs.S3FileSystem.clear_instance_cache()
     running.stop()
