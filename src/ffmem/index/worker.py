@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from ffmem.index.origin import Subject
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.words import FfmemError
+
+SWITCH = 1e-4
+"""Seconds after which a thread that has a GPU to feed gets its turn; Python's own 5 ms are long beside a launch."""
 
 
 class Worker:
@@ -39,7 +43,7 @@ class Worker:
         padded, size = 0, self.settings["batch_tokens"]
         bos = self.model.bos if self.settings["bos"] else None
         try:
-            with threads(self.threads):
+            with threads(self.threads), turns(self.model.device.type):
                 for batch in read_shard(self.model, shard, self.collectors, batch_tokens=size, bos=bos):
                     padded += batch.ids.size
                     yield batch.tokens
@@ -114,6 +118,17 @@ def make_collectors(manifest: dict[str, Any], devices: dict[int, torch.device]) 
         )
         for layer, device in devices.items()
     }
+
+
+@contextmanager
+def turns(device: str) -> Iterator[None]:
+    """Where a GPU waits for this thread's calls, threads that read text and write files give way to it at once."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH if device == "cuda" else before)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager
