@@ -24,6 +24,7 @@ from ffmem.index.crew import Crew, Lost
 from ffmem.index.folder import RunFolder
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.index.reference import SETTINGS, content
+from tests.index.shelf import BUCKET, s3_store
 from tests.tiny import some_text
 
 for name, value in room.QUIET.items():
@@ -56,25 +57,8 @@ def alone(gpt2_folder, text, tmp_path_factory):
 @pytest.fixture(scope="module")
 def store():
     """An S3 store that the cluster's nodes know of, since it is there before them."""
-    s3fs = pytest.importorskip("s3fs")
-    from moto.server import ThreadedMotoServer
-
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    _, port = running.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-            patch.delenv(name, raising=False)
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "reader")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().makedirs("shelf", exist_ok=True)  # the server keeps its buckets as long as the process
-        yield "s3://shelf"
-        s3fs.S3FileSystem.clear_instance_cache()
-    running.stop()
+    with s3_store():
+        yield f"s3://{BUCKET}"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from pathlib import Path
 import fsspec
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 
 from ffmem import build_index, export, open_index, report, values
 from ffmem.cli.app import main
@@ -22,31 +21,15 @@ from ffmem.index.folder import RunFolder, folder_of
 from ffmem.index.store import store_at
 from ffmem.results import Result, load_result, saved_results
 from ffmem.words import FfmemError, RunError
+from tests.index.shelf import BUCKET, s3_store
 from tests.reports.made import paper_results
 from tests.tiny import some_sentences
-
-BUCKET = "shelf"
 
 
 @pytest.fixture(scope="module")
 def server():
-    """An S3 store on this machine, and the environment that leads to it."""
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    _, port = running.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-            patch.delenv(name, raising=False)
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "reader")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().makedirs(BUCKET, exist_ok=True)
+    with s3_store() as running:
         yield running
-        s3fs.S3FileSystem.clear_instance_cache()
-    running.stop()
 
 
 @pytest.fixture
