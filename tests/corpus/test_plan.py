@@ -178,6 +178,23 @@ def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, notice
         resumed.close()
 
 
+def test_a_change_between_finished_shards_is_noticed_before_any_is_read(corpus_of):
+    texts = rivers([3, 4, 5, 6, 7, 8])
+    shards = list(corpus_of(texts, shard_tokens=3).shards())
+    done = spans([shards[3]])
+    changed = corpus_of([river(2) + " sea", *texts[1:]], shard_tokens=3)
+    with pytest.raises(CorpusError, match="the corpus has changed"):
+        next(changed.shards(done))
+    assert [shard.number for shard in corpus_of(texts, shard_tokens=3).shards(done)] == [0, 1, 2, 4, 5, 6]
+
+
+def test_text_behind_a_finished_last_shard_is_noticed(corpus_of):
+    texts = rivers([3, 4, 5])
+    shards = list(corpus_of(texts, shard_tokens=3).shards())
+    with pytest.raises(CorpusError, match="the corpus has changed"):
+        list(corpus_of([*texts, river(4)], shard_tokens=3).shards(spans(shards[1:])))
+
+
 def test_an_error_in_a_source_reaches_the_reader_behind_the_shards_before_it(corpus_of, monkeypatch):
     monkeypatch.setattr(plan, "CHUNK", 1)
 

@@ -190,3 +190,7 @@ def test_flat_sentences_give_back_what_was_put_in_whole_in_part_and_padded():
     assert plain([flat[-1]]) == plain([kept[-1]])
     with pytest.raises(IndexError):
         flat[3]
+
+
+def test_a_tokenizer_without_offsets_is_not_called_for_nothing():
+    assert list(Encoder(SLOW, 5).encode([])) == []

@@ -10,7 +10,7 @@ import pytest
 from ffmem import build_index
 from ffmem.index import crew as crew_module
 from ffmem.index.crew import Crew, Lost, ProcessLane
-from ffmem.words import FfmemError, ModelError
+from ffmem.words import FfmemError, ModelError, RunError
 from tests.index.reference import SETTINGS, content
 
 CPU = {"device": "cpu"}
@@ -146,6 +146,38 @@ def _abacus(*arguments):
     manifest = new_manifest(*arguments)
     manifest["environment"] = manifest["environment"] | {"device_name": "abacus"}
     return manifest
+
+
+def test_threads_are_set_to_what_a_run_began_with(gpt2_folder, long_text, alone, tmp_path, monkeypatch):
+    monkeypatch.setattr("ffmem.index.worker.checkpoint.save", _saving_twice())
+    with pytest.raises(KeyboardInterrupt):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", **SETTINGS, **CPU)
+    monkeypatch.undo()
+    monkeypatch.setattr("ffmem.index.build.torch.get_num_threads", lambda: 2)
+    build_index(gpt2_folder, long_text, out=tmp_path / "run", workers=1, devices="cpu", **SETTINGS, **CPU)
+    assert content(tmp_path / "run") == alone
+
+
+def test_a_state_that_grew_meanwhile_is_not_read_twice(gpt2_folder, long_text, tmp_path, monkeypatch):
+    monkeypatch.setattr("ffmem.index.worker.checkpoint.save", _saving_twice())
+    with pytest.raises(KeyboardInterrupt):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", **SETTINGS, **CPU)
+    monkeypatch.undo()
+    from ffmem.index import checkpoint
+
+    kept = checkpoint.kept
+    monkeypatch.setattr(checkpoint, "kept", lambda folder: dict(list(kept(folder).items())[:1]))
+    with pytest.raises(RunError, match=r"another process has written shard 1 meanwhile"):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", **SETTINGS, **CPU)
+
+
+def test_a_disk_that_is_full_is_one_clear_line(gpt2_folder, long_text, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ffmem.index.checkpoint.write_table", full)
+    with pytest.raises(RunError, match=r"work: cannot be written .*No space left.* give the same command again"):
+        build_index(gpt2_folder, long_text, out=tmp_path / "run", **SETTINGS, **CPU)
 
 
 def test_a_silent_end_is_noticed(monkeypatch):

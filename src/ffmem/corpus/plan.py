@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.sentences import Segmenter, Unit
-from ffmem.corpus.sources import Source
+from ffmem.corpus.sources import Source, Texts
 from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, prefix_keys
 from ffmem.corpus.workers import shared
 from ffmem.words import CorpusError
@@ -175,6 +175,8 @@ class Corpus:
         The text of those that are done is read again, hashed and compared, not tokenized.
         """
         done = done or {}
+        if len(done) <= max(done, default=-1) and all(map(_can_be_read_again, self.sources)):
+            self._compare(done, stopped)
         skipped: Counter[str] = Counter()
         number, since = _behind(done, 0, Progress())
         progress = since
@@ -248,6 +250,7 @@ class Corpus:
         digest, number = b"", 0
         seen: dict[str, int] = {}
         fraction: float | None = None
+        ended: Span | None = None
         for at, source in enumerate(self.sources):
             for text in source.records(skipped):
                 if stopped is not None and stopped.is_set():
@@ -258,16 +261,34 @@ class Corpus:
                     seen = dict(sorted(skipped.items()))
                 if (number - 1) % OFTEN == 0:
                     fraction = self._fraction(at)
+                if ended:
+                    raise _changed(ended.after)  # there is more of it now
                 if not spans or number <= spans[0].since.records:
                     yield text, _Mark(number, digest, seen, fraction)
                 elif number == spans[0].after.records:
                     span = spans.pop(0)
                     if digest.hex() != span.after.digest:
                         raise _changed(span.after)
-                    if span.last:
+                    if span.last and self.limit_tokens is not None:
                         return
+                    ended = span if span.last else None
         if spans and not (spans[0].last and number == spans[0].after.records):
             raise _changed(spans[0].after)
+
+    def _compare(self, done: Mapping[int, Span], stopped: threading.Event | None) -> None:
+        """Where shards are left between finished ones, all text up to the last of those must be as it was.
+
+        Otherwise some of it would be read before the change is noticed.
+        """
+        digests = {span.after.records: span for span in done.values() if span.after.records}
+        last = max(digests, default=0)
+        number = 0
+        for _, mark in islice(self._records({}, Counter(), stopped), last):
+            number = mark.number
+            if number in digests and mark.digest.hex() != digests[number].after.digest:
+                raise _changed(digests[number].after)
+        if number < last and not (stopped is not None and stopped.is_set()):
+            raise _changed(digests[last].after)
 
     def digest(self, records: int | None = None) -> str:
         """The hash of the corpus's text, or of its first records, read without segmenting or tokenizing it."""
@@ -306,6 +327,10 @@ class Corpus:
         common = (Segmenter(self.unit, self.language), self.encoder)
         for cut in shared(cut_records, common, chunks(), workers=self.workers):
             yield cut, marks.popleft()
+
+
+def _can_be_read_again(source: Source) -> bool:
+    return not isinstance(source, Texts) or isinstance(source.texts, Sequence)
 
 
 def _behind(done: Mapping[int, Span], number: int, progress: Progress) -> tuple[int, Progress]:

@@ -59,6 +59,8 @@ class Encoder:
 
     def _encoded(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]] | None]]:
         """Ids and, where they are known, offsets."""
+        if not texts:
+            return  # some tokenizers refuse to be called for nothing
         if self.engine is not None:
             for encoding in self.engine.encode_batch(texts, add_special_tokens=False):
                 yield encoding.ids, encoding.offsets

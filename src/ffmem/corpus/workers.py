@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -104,12 +105,33 @@ def _do(item: Any) -> Any:
     return work(common, item)
 
 
+_starting = threading.Lock()
+
+
 @contextmanager
 def hidden_main() -> Iterator[None]:
-    """A spawned process runs the caller's script again, unless that looks like an interactive session.
+    """Start processes in here: they do not run the caller's script again, and Ctrl-C is not for them.
 
-    Workers need nothing of it, and a script without a main guard must not break.
+    A spawned process would run it, unless that looks like an interactive session. Workers need nothing of it, and a script
+    without a main guard must not break. A process inherits which signals are blocked.
     """
+    with _starting, _no_interrupts():
+        yield from _hidden()
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hidden() -> Iterator[None]:
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if getattr(main, name, None) is not None}
     for name in hidden:

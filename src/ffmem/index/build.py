@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
@@ -19,7 +19,7 @@ from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.corpus.workers import cores
 from ffmem.index import checkpoint
-from ffmem.index.crew import Crew, ProcessLane
+from ffmem.index.crew import Crew, ProcessLane, check_known
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
@@ -226,16 +226,17 @@ class _Run:
         self.before = self.read = sum(kept.span.after.tokens - kept.span.since.tokens for kept in self.kept.values())
         self.began = time.monotonic()
 
-    def go(self, work: Iterator[None]) -> None:
+    def go(self, work: Generator[None, None, None]) -> None:
         """Read what is left to read."""
         shards = len(self.kept)
         self.folder.log("continued" if shards else "started", shards=shards, host=platform.node())
-        for _ in work:
-            pass
+        with closing(work):
+            for _ in work:
+                pass
         seconds = time.monotonic() - self.began
         self.folder.log("finished", seconds=round(seconds, 2), tokens=self.read - self.before)
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Generator[Shard, None, None]:
         """Those that are left."""
         done = {number: kept.span for number, kept in self.kept.items()}
         batches = self.settings["batch_tokens"], int(self.settings["bos"])
@@ -244,31 +245,33 @@ class _Run:
                 raise CorpusError(_nothing_to_read(self.plan, shard.after))
             yield shard
 
-    def alone(self, model: MemoryModel) -> Iterator[None]:
+    def alone(self, model: MemoryModel) -> Generator[None, None, None]:
         """By this process."""
         names = checkpoint.workers(self.folder)
         worker = Worker(model, self.folder, self.manifest, names[0] if names else "0")
-        with closing(worker):
-            for shard in self.shards():
+        check_known(self.folder, worker.covered, self.kept)
+        with closing(worker), closing(self.shards()) as shards:
+            for shard in shards:
                 for tokens in worker.read(shard):
                     self.read += tokens
                     self.report(shard.fraction, f"shard {shard.number + 1}")
                     yield
             worker.wait()
 
-    def by_many(self, crew: Crew) -> Iterator[None]:
+    def by_many(self, crew: Crew) -> Generator[None, None, None]:
         """By others."""
         fraction, lost = None, 0
-        for standing in crew.read(self.shards(), self.folder, self.manifest):
-            for shard in standing.kept:
-                self.read += shard.tokens
-                fraction = max(fraction or 0.0, shard.fraction or 0.0)
-            for what in crew.lost[lost:]:
-                self.folder.log("lost", what=what)
-            lost = standing.lost
-            failures = f", {lost} lost and replaced" if lost else ""
-            self.report(fraction, f"{standing.working} of {len(crew.members)} workers{failures}", standing.reading)
-            yield
+        with closing(self.shards()) as shards, closing(crew.read(shards, self.folder, self.manifest)) as standings:
+            for standing in standings:
+                for shard in standing.kept:
+                    self.read += shard.tokens
+                    fraction = max(fraction or 0.0, shard.fraction or 0.0)
+                for what in crew.lost[lost:]:
+                    self.folder.log("lost", what=what)
+                lost = standing.lost
+                failures = f", {lost} lost and replaced" if lost else ""
+                self.report(fraction, f"{standing.working} of {len(crew.members)} workers{failures}", standing.reading)
+                yield
 
     def report(self, fraction: float | None, doing: str, reading: int = 0) -> None:
         read = self.read + reading

@@ -61,6 +61,17 @@ def save(
     folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count."""
+    try:
+        _save(folder, worker, covered, shard, snapshot, encoder, padded)
+    except (OSError, pa.ArrowException, safetensors.SafetensorError) as error:
+        raise RunError(
+            f"{folder.place(WORK)}: cannot be written ({error}); make room, then give the same command again"
+        ) from error
+
+
+def _save(
+    folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
+) -> None:
     numbers = snapshot.pointed_to(shard)
     sentences = shard.sentences.take(numbers - shard.first)
     if (sentences.ends < 0).any():

@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,7 +20,7 @@ from ffmem.corpus.workers import hidden_main
 from ffmem.index import checkpoint
 from ffmem.index.folder import RunFolder
 from ffmem.index.origin import Subject
-from ffmem.words import FfmemError
+from ffmem.words import FfmemError, RunError
 
 PATIENCE = 0.02
 """Seconds between two looks at the workers."""
@@ -85,7 +85,7 @@ class Crew:
 
     def _member(self, number: int) -> Member:
         member = Member(str(number), self.hire(number))
-        member.lane.call("subject")
+        self._call(member, "subject")
         return member
 
     def subject(self) -> Subject:
@@ -94,21 +94,24 @@ class Crew:
             for member in self.members:
                 if (answer := self._answer(member)) is not None:
                     subject: Subject = answer[0]
-                    member.lane.call("subject")  # it is looked at once more when the run begins
+                    self._call(member, "subject")  # it is looked at once more when the run begins
                     return subject
             time.sleep(PATIENCE)
 
-    def read(self, shards: Iterator[Shard], folder: RunFolder, manifest: dict[str, Any]) -> Iterator[Standing]:
+    def read(self, shards: Iterator[Shard], folder: RunFolder, manifest: dict[str, Any]) -> Generator[Standing, None, None]:
         """Have all shards read; yields how things stand, often. What a standing calls kept needs no second reading."""
         failures: Counter[int] = Counter()
         again: deque[Shard] = deque()
         given: set[int] = set()
+        known = set(checkpoint.kept(folder))
         more = True
         while True:
             kept: list[Shard] = []
             for member in self.members:
                 unkept = dict(member.unkept)
                 if (answer := self._answer(member)) is not None:
+                    if member.doing == "begin":
+                        check_known(folder, answer[0], known)
                     kept += self._heard(member, answer[0], folder, manifest)
                 elif unkept and not member.unkept:
                     # It is gone: what it had kept before is kept, the rest waits for another.
@@ -125,6 +128,7 @@ class Crew:
                         self._call(member, "read", shard)
                     elif member.unkept:
                         self._call(member, "keep")
+            known.update(shard.number for shard in kept)
             working = sum(member.known for member in self.members)
             reading = sum(
                 member.lane.read_so_far() + sum(shard.tokens for shard in list(member.unkept.values())[:-1])
@@ -192,6 +196,15 @@ class Crew:
     def close(self) -> None:
         for member in self.members:
             member.lane.close()
+
+
+def check_known(folder: RunFolder, covered: list[int], known: Container[int]) -> None:
+    """A worker's state may have grown behind the back of whoever leads: its last one had not ended yet."""
+    if more := [number for number in covered if number not in known]:
+        raise RunError(
+            f"{folder.path}: another process has written shard {more[0]} meanwhile; when it has ended, give the same "
+            "command again"
+        )
 
 
 _DOING = {

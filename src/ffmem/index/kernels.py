@@ -308,7 +308,7 @@ def _sift(
                 for ahead in tl.static_range(COLUMNS):
                     # Behind the end the last token is read again: that changes no extreme, and is not counted.
                     column = tl.minimum(begin + ahead, length - 1)
-                    found = tl.load(base + column * column_stride, mask=inside, other=0.0)
+                    found = tl.load(base + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
                     best = _larger_of(best, found, PACKED)
                     if NEGATIVE or STATISTICS:
                         worst = _smaller_of(worst, found, PACKED)
@@ -421,7 +421,7 @@ def _settle(
         first = 1 << 30
         while begin < length:
             column = begin + tl.arange(0, COLUMNS)
-            found = tl.load(base + column * column_stride, mask=column < length, other=0.0).to(tl.float32)
+            found = tl.load(base + column.to(tl.int64) * column_stride, mask=column < length, other=0.0).to(tl.float32)
             found = tl.where(side == 0, found, -found)
             first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
             begin += COLUMNS
@@ -476,7 +476,6 @@ def _merge(
     cell = tl.program_id(0)
     waiting = tl.load(taken + cell)
     if waiting > 0:
-        tl.store(taken + cell, 0)
         used = t + tl.minimum(waiting, width - t)
         begin = cell.to(tl.int64) * width
         mine = tl.arange(0, WIDTH)
@@ -507,6 +506,7 @@ def _merge(
             rank += tl.sum((both & worse & (o_repeated == 0)[None, :]).to(tl.int32), 1)
             first += PAIRS
         tl.debug_barrier()
+        tl.store(taken + cell, 0)
         behind = (mine >= t) & (mine < used)
         tl.store(coefficient + begin + mine, 0.0, mask=behind)
         tl.store(place + begin + mine, EMPTY, mask=behind)

@@ -53,8 +53,9 @@ class Subject:
         return str(self.facts["name"])
 
     def differs(self, manifest: dict[str, Any]) -> str:
-        """How it is not what a run was begun with, in words; empty where it is."""
+        """How it is not what a run was begun with, in words; empty where it is. Threads are set to what they were."""
         before = {"model": manifest["model"]["hash"], "tokenizer": manifest["tokenizer"]["hash"], **manifest["environment"]}
+        before.pop("threads", None)
         now = {"model": self.facts["hash"], "tokenizer": self.tokenizer_hash, **self.environment}
         return ", ".join(
             f"{name} {now.get(name)} in place of {before[name]}" for name in before if before[name] != now.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def plan(
     (2, 1, 12340428800)
     """
     for name, value, least in (("tokens", tokens, 1), ("gpus", gpus, 1), ("top", top, 1), ("gpu-memory", gpu_memory, 1)):
-        if not value >= least:
+        if not least <= value < inf:
             raise FfmemError(f"expected {name} of at least {least}, found {value:g}")
     tokens, shape = int(tokens), shape_of(model)
     known, host = measured_rates()

@@ -145,8 +145,9 @@ def _statistics_columns(total: Statistics) -> list[pa.Array]:
     offsets = np.searchsorted(cells, np.arange(len(mean) + 1)).astype(np.int32)
     return [
         pa.array(_numpy(total.active), pa.int64()),
-        pa.array(_numpy(total.maximum), pa.float32()),
-        pa.array(_numpy(total.minimum), pa.float32()),
+        # Which of 0 and -0 is the larger depends on the order in which they come: one zero for all.
+        pa.array(_numpy(total.maximum) + 0.0, pa.float32()),
+        pa.array(_numpy(total.minimum) + 0.0, pa.float32()),
         pa.array(mean, pa.float64()),
         pa.array(variance, pa.float64()),
         pa.ListArray.from_arrays(offsets, pa.array(bins.astype(np.int16), pa.int16())),

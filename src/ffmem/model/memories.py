@@ -212,8 +212,8 @@ class MemoryModel:
         """
         if self.device.type != "cuda":
             return nullcontext()
-        heads = getattr(self.config, "num_attention_heads", 1)
-        width = getattr(self.config, "head_dim", None) or self.d // heads
+        heads = getattr(self.config, "num_attention_heads", None)
+        width = getattr(self.config, "head_dim", None) or (self.d // heads if isinstance(heads, int) else self.d)
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
         if columns <= SHORT and width <= NARROW:
             order.reverse()
