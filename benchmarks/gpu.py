@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, models
+from transformers.activations import ACT2FN
 
 import ffmem
 from ffmem.corpus.plan import Batch, Corpus, plan_batches
@@ -38,6 +39,7 @@ from ffmem.corpus.workers import cores
 from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device
 from ffmem.index.origin import SHARD_TOKENS, Subject, auto_batch_tokens
 from ffmem.index.statistics import GPU_EVERY
+from ffmem.model.activation import Activation
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.loading import stored_model
@@ -52,6 +54,10 @@ PARTS = 8
 def gpt2() -> Any:
     """GELU in one kernel: transformers' own for GPT-2 takes eight, which would hide what looking costs."""
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50_257, activation_function="gelu_pytorch_tanh"))
+
+
+def gpt2_as_it_is() -> Any:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50_257))
 
 
 def paper() -> Any:
@@ -71,14 +77,14 @@ def gated() -> Any:
     )
 
 
-SHAPES: dict[str, tuple[Callable[[], Any], int]] = {"gpt2": (gpt2, 1), "paper": (paper, 1), "gated": (gated, 5)}
-"""How each is made, and by what the number of tokens is divided."""
+SHAPES: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "gpt2-as-it-is": gpt2_as_it_is, "paper": paper, "gated": gated}
+"""How each is made."""
 
 
 def make_model(shape: str, device: str) -> MemoryModel:
     torch.manual_seed(0)
     with torch.device(device):
-        model = SHAPES[shape][0]().to(torch.bfloat16)
+        model = SHAPES[shape]().to(torch.bfloat16)
     words = Tokenizer(models.WordLevel({"</s>": 0} | {f"w{number}": number for number in range(1, 1000)}, unk_token="</s>"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="</s>", eos_token="</s>")
     return ffmem.load_model(model, tokenizer=tokenizer)
@@ -183,7 +189,6 @@ def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None
 
 def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> dict[str, Any]:
     model = make_model(shape, device)
-    tokens //= SHAPES[shape][1]
     size = auto_batch_tokens(Subject.of(model))
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     real = sum(batch.tokens for batch in batches)
@@ -195,9 +200,8 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
     }
     if usual:
         ways[USUAL] = UsualWay(model)
-    ways["bare trunk"](batches)  # every shape has been seen: libraries choose their way at the first sight of one
     for name, way in ways.items():
-        way(batches[:2])
+        way(batches[:: len(batches) // 3])
         print(f"{shape}: {name} is warm", file=sys.stderr, flush=True)
     # The warm-up's triggers must not count.
     ways |= {name: Pass(model, way.collectors[1].every) for name, way in ways.items() if isinstance(way, Pass)}
@@ -238,74 +242,95 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
 
 
 def kernels(shape: str, device: str) -> dict[str, Any]:
-    """What the read and the merge of one layer take at settled thresholds, in microseconds."""
-    model = make_model(shape, device)
-    cells = model.cells[0]
-    made = make_batches(4_000_000, 1000, batch_tokens=32_768, shard=1 << 22)
-    batches = [batch for batch in made if batch.ids.size > 30_000][::16]
-    found: dict[str, Any] = {}
-    for name, every in (("triggers", 0), ("triggers and statistics", GPU_EVERY)):
-        collector = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=every, device=model.device)
-        ready = [
-            (torch.randn(*b.ids.shape, cells, device=device, dtype=torch.bfloat16), DeviceBatch(b, model.device))
-            for b in batches[:4]
-        ]
-        for m, on in ready * 3:
-            collector.add(m, on)
-        collector.troubles()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        events[0].record()
-        for m, on in ready:
-            collector.add(m, on)
-        events[1].record()
-        collector.unmerged = 1
-        collector._merge()
-        events[2].record()
+    """What the activation, the read and the merge of one layer take at settled thresholds, in microseconds a batch."""
+    cells = make_model(shape, device).cells[0]
+    made = make_batches(4_000_000, 1000, batch_tokens=1 << 17, shard=1 << 22)
+    batches = [batch for batch in made if batch.ids.size > 120_000][::8][:4]
+    ready = [
+        (torch.randn(*b.ids.shape, cells, device=device, dtype=torch.bfloat16), DeviceBatch(b, torch.device(device)))
+        for b in batches
+    ]
+    gigabytes = sum(x.numel() * 2 for x, _ in ready) / 1e9 / len(ready)
+    found: dict[str, Any] = {"gigabytes": round(gigabytes, 3)}
+
+    def timed(work: Callable[[torch.Tensor, DeviceBatch], Any]) -> float:
+        for x, on in ready:
+            work(x, on)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         torch.cuda.synchronize()
-        gigabytes = sum(m.numel() * 2 for m, _ in ready) / 1e9
-        read = events[0].elapsed_time(events[1])
-        found[name] = {
-            "read_us": round(1000 * read / len(ready), 1),
-            "gigabytes_per_second": round(gigabytes / read * 1000),
-            "merge_us": round(1000 * events[1].elapsed_time(events[2]), 1),
-        }
+        events[0].record()
+        for x, on in ready:
+            work(x, on)
+        events[1].record()
+        torch.cuda.synchronize()
+        return round(1000 * events[0].elapsed_time(events[1]) / len(ready), 1)
+
+    def collector(every: int) -> LayerCollector:
+        new = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=every, device=torch.device(device))
+        for x, on in ready * 2:
+            new.add(x, on)
+        new.troubles()
+        return new
+
+    for every, name in ((0, "triggers"), (GPU_EVERY, "triggers and statistics")):
+        one = collector(every)
+        found[f"read, {name}"] = timed(one.add)
+        found[f"merge, {name}"] = timed(lambda x, on, one=one: (setattr(one, "unmerged", 1), one._merge()))
+        for called in ("relu", "gelu_pytorch_tanh", "gelu_new"):
+            module = ACT2FN[called]
+            if not every:
+                found[f"{called} alone"] = timed(lambda x, on, module=module: module(x))
+            activation = Activation.of(module, ready[0][0])
+            assert activation is not None
+            found[f"{called} and read, {name}"] = timed(
+                lambda x, on, one=one, activation=activation: one.activate(activation, x, on)
+            )
     return found
 
 
 def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
-    """From files on disk to a finished run folder, against the bare trunk on the same batches, ready in memory."""
+    """From files on disk to a finished run folder, against the bare trunk on the same batches, ready in memory.
+
+    A first run, over the text that comes with ffmem, has compiled the kernels; nothing of the corpus has been read before.
+    """
     _, tokenizer = stored_model("wiki16", None, None)
     torch.manual_seed(0)
     with torch.device(device):
         network = AdaptiveLM(AdaptiveConfig(vocab_size=len(tokenizer), cutoffs=[20_000, 60_000])).to(torch.bfloat16)
     model = ffmem.load_model(network, tokenizer=tokenizer)
+    files = [Path(file) for file in corpus]
+    with tempfile.TemporaryDirectory() as folder:
+        ffmem.build_index(model, "pocket", out=Path(folder) / "first", quiet=True)
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        index = ffmem.build_index(model, files, out=Path(folder) / "run", limit_tokens=tokens)
+        whole = time.perf_counter() - began
+        result = {
+            "tokens": index.counts["tokens"],
+            "shards": index.counts["shards"],
+            "seconds": round(whole, 2),
+            "reading_seconds": index.folder.events("finished")[-1]["seconds"],
+            "writing_seconds": index.folder.events("written")[-1]["seconds"],
+            "tokens_per_second": round(index.counts["tokens"] / whole),
+            "run_folder_bytes": index.folder.disk_use(),
+            "peak_memory": torch.cuda.max_memory_allocated(),
+        }
+        print(json.dumps(result), file=sys.stderr, flush=True)
     encoder = Encoder(tokenizer, model.context - 1)
-    sources = open_sources([Path(file) for file in corpus])
-    plan = Corpus(sources, encoder, Unit("sentence"), "en", SHARD_TOKENS["cuda"], tokens, max(1, cores() - 2))
+    plan = Corpus(open_sources(files), encoder, Unit("sentence"), "en", SHARD_TOKENS["cuda"], tokens, max(1, cores() - 2))
     size = auto_batch_tokens(Subject.of(model))
     began = time.perf_counter()
     batches = [batch for shard in plan.shards_ahead() for batch in shard.batches(size, model.bos)]
     feeding = time.perf_counter() - began
     run = bare(model)
     run(batches[::8])
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = [_timed(partial(run, batches))]
-        began = time.perf_counter()
-        index = ffmem.build_index(model, [Path(file) for file in corpus], out=Path(folder) / "run", limit_tokens=tokens)
-        whole = time.perf_counter() - began
-        events = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text("utf-8").splitlines()]
-        return {
-            "tokens": index.counts["tokens"],
-            "shards": index.counts["shards"],
-            "bare_seconds": [round(spent, 2) for spent in seconds],
-            "seconds": round(whole, 2),
-            "reading_seconds": events[-1]["seconds"],
-            "ratio": round(whole / median(seconds), 3),
-            "tokens_per_second": round(index.counts["tokens"] / whole),
-            "fed_tokens_per_second": round(index.counts["tokens"] / feeding),
-            "run_folder_bytes": index.folder.disk_use(),
-            "peak_memory": torch.cuda.max_memory_allocated(),
-        }
+    seconds = _timed(partial(run, batches))
+    return result | {
+        "bare_seconds": round(seconds, 2),
+        "ratio": round(whole / seconds, 3),
+        "reading_ratio": round(result["reading_seconds"] / seconds, 3),
+        "fed_tokens_per_second": round(index.counts["tokens"] / feeding),
+    }
 
 
 def _timed(work: Callable[[], None]) -> float:
@@ -319,7 +344,7 @@ def _timed(work: Callable[[], None]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=list(SHAPES))
-    parser.add_argument("--tokens", type=int, default=10_000_000, help="a fifth of it for the gated shape")
+    parser.add_argument("--tokens", type=int, default=10_000_000, help="of text, for each shape")
     parser.add_argument("--shard", type=int, default=SHARD_TOKENS["cuda"], help="tokens that are sorted by length together")
     parser.add_argument("--kernels", action="store_true", help="time the kernels of one layer alone")
     parser.add_argument("--corpus", nargs="+", type=Path, help="text files: end to end, with the paper's shape")

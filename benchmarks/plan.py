@@ -72,8 +72,7 @@ def compare(
     )
     rows: dict[str, tuple[float, float]] = {}
     if seconds is None:
-        log = [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
-        finished = [line for line in log if line["event"] == "finished"]
+        finished = index.folder.events("finished")
         if (read := sum(line["tokens"] for line in finished)) != counts["tokens"]:
             raise SystemExit(f"{run} was killed on its way: {read:,} of {counts['tokens']:,} tokens have times")
         rows["time to read, s"] = (said.time.reading, sum(line["seconds"] for line in finished))

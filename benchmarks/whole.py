@@ -35,7 +35,6 @@ def measure(corpus: list[Path], run: Path) -> dict[str, Any]:
     began = time.perf_counter()
     index = ffmem.build_index(model, corpus, out=run, top=50)
     whole = time.perf_counter() - began
-    events = [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
     result = {
         "tokens": index.counts["tokens"],
         "sentences": index.counts["sentences"],
@@ -46,7 +45,8 @@ def measure(corpus: list[Path], run: Path) -> dict[str, Any]:
         "shards": index.counts["shards"],
         "padding_share": index.counts["padding_share"],
         "seconds": round(whole, 1),
-        "reading_seconds": next(event["seconds"] for event in reversed(events) if event["event"] == "finished"),
+        "reading_seconds": index.folder.events("finished")[-1]["seconds"],
+        "writing_seconds": index.folder.events("written")[-1]["seconds"],
         "tokens_per_second": round(index.counts["tokens"] / whole),
         "run_folder_bytes": index.folder.disk_use(),
         "gpu_memory_beyond_the_model": torch.cuda.max_memory_allocated() - weights if gpu else None,

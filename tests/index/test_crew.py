@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from ffmem import build_index
 from ffmem.index import crew as crew_module
@@ -41,6 +42,14 @@ def test_two_workers_make_the_bytes_of_one(gpt2_folder, long_text, alone, tmp_pa
     index = build_index(gpt2_folder, long_text, out=tmp_path / "run", workers=2, **SETTINGS, **CPU)
     assert index.model is None
     assert content(tmp_path / "run") == alone
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_two_workers_on_one_gpu_make_the_bytes_of_one(gpt2_folder, long_text, tmp_path):
+    settings = SETTINGS | {"dtype": "bfloat16"}
+    build_index(gpt2_folder, long_text, out=tmp_path / "one", device="cuda", **settings)
+    build_index(gpt2_folder, long_text, out=tmp_path / "two", devices="cuda:0,cuda:0", **settings)
+    assert content(tmp_path / "two") == content(tmp_path / "one")
 
 
 def test_workers_that_are_killed_are_replaced_and_lose_nothing(gpt2_folder, long_text, alone, tmp_path, hired):

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from transformers.activations import ACT2FN
 
 from ffmem import load_model
 from ffmem.corpus.plan import Batch
 from ffmem.corpus.tokens import prefix_keys
 from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch
+from ffmem.model.activation import Activation
 from tests.tiny import tiny_model
 
 kernels = pytest.importorskip("ffmem.index.kernels")
@@ -67,6 +69,58 @@ def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_incl
         one.end_shard()
     assert_same(plain, fused)
     assert plain.state()["L1.+.coefficient"].min() > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "kind"),
+    [
+        (torch.nn.ReLU(), torch.float32, "relu"),
+        (torch.nn.ReLU(), torch.bfloat16, "relu"),
+        (torch.nn.GELU(), torch.bfloat16, "table"),
+        (ACT2FN["gelu_new"], torch.float16, "table"),
+    ],
+    ids=str,
+)
+def test_coefficients_made_on_the_way_are_the_activations_own_and_so_is_what_is_found_in_them(module, dtype, kind):
+    activation = Activation.of(module, torch.zeros(1, dtype=dtype, device=DEVICE))
+    assert activation is not None
+    assert activation.kind == kind
+    plain, fused = collector(fused=False), collector(fused=True)
+    for seed in range(2):
+        batch = make_batch(seed, start=1 - seed, first=100 * seed)
+        x, on = coefficients(seed, batch, dtype), DeviceBatch(batch, DEVICE)
+        m = module(x)
+        plain.add(m, on)
+        made = fused.activate(activation, x, on)
+        assert torch.equal(made, m)  # in front of the first token and behind the last one too
+        fused.troubles()
+    for one in (plain, fused):
+        one.end_shard()
+    assert_same(plain, fused)
+
+
+def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back(tokenizer):
+    model = load_model(tiny_model("gpt2").to(DEVICE, torch.bfloat16), tokenizer=tokenizer)
+    assert [activation.kind for activation in model.activations] == ["table"] * model.layers
+    batches = [make_batch(seed, rows=3, width=6, first=3 * seed, words=30) for seed in range(2)]
+    found = []
+    for fused in (False, True):
+        collectors = {
+            layer: LayerCollector(
+                layer, cells, t=T, distinct="text", negative=False, every=1, device=model.device, fused=fused
+            )
+            for layer, cells in enumerate(model.cells, 1)
+        }
+        for batch in batches:
+            read_batch(model, batch, collectors)
+        if fused:
+            assert read_again(model, batches, collectors) == 0
+        for one in collectors.values():
+            one.end_shard()
+        found.append(collectors)
+    for layer in found[0]:
+        assert_same(found[0][layer], found[1][layer])
+    assert all("forward" not in vars(activation.module) for activation in model.activations)
 
 
 @pytest.mark.parametrize("aside", [True, False])

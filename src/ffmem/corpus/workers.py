@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 
 FEW = 16
 """Items up to which starting processes takes longer than the work."""
+METHOD = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+"""Not forks of this process: one that has touched a GPU or started threads may hang. Where there is a server that has
+imported what they need, they are forks of that, since many imports at once take long."""
 PRELOAD = ["ffmem.corpus.tokens", "tokenizers"]
 """Modules that most work needs."""
 AHEAD = 3
@@ -32,6 +35,16 @@ AHEAD = 3
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def get_ready() -> None:
+    """Start the server, where processes are forks of one: it imports what they need while other things are done."""
+    if METHOD == "forkserver":
+        from multiprocessing.forkserver import ensure_running
+
+        get_context(METHOD).set_forkserver_preload(PRELOAD)
+        with hidden_main():
+            ensure_running()
 
 
 def shared(
@@ -69,12 +82,8 @@ def _readable(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
 def _by_processes(
     work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    # Not forks of this process: one that has touched a GPU or started threads may hang. Where there is a server that has
-    # imported what they need, they are forks of that, since many imports at once take long.
-    context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(PRELOAD)
-    pool = ProcessPoolExecutor(workers, context, _begin, (work, common))
+    get_ready()
+    pool = ProcessPoolExecutor(workers, get_context(METHOD), _begin, (work, common))
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

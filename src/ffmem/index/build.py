@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
@@ -17,7 +17,7 @@ from ffmem.corpus.plan import Corpus, Shard
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
-from ffmem.corpus.workers import cores
+from ffmem.corpus.workers import cores, get_ready
 from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, ProcessLane, check_known
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
@@ -119,6 +119,8 @@ def build_index(
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if facts["device"] == "cuda" else 1
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
+        if readers > 1:
+            get_ready()
         with folder.locked():
             if overwrite or not _worth_keeping(folder):
                 folder.clear()
@@ -281,11 +283,15 @@ class _Run:
 
     def write_tokens(self, subject: Subject) -> None:
         size = max(subject.facts["vocabulary"], len(subject.tokenizer))
-        with self.folder.writing(TOKENS) as path:
-            write_table(path, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
+        self.write(TOKENS, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
+
+    def write(self, name: str, schema: Any, batches: Iterable[Any]) -> None:
+        with self.folder.writing(name) as path:
+            write_table(path, schema, batches)
 
     def finish(self) -> None:
         """Write the other tables and, last, the manifest that makes them a run."""
+        began = time.monotonic()
         self.reporter.update(1.0, "writing the run folder")
         kept = checkpoint.kept(self.folder)
         cpu = torch.device("cpu")
@@ -293,12 +299,13 @@ class _Run:
         collectors = list(checkpoint.merged(self.folder, make, kept).values())
         numbers = referenced_sentences(collectors)
         stats = self.settings["stats"] != "off"
-        with self.folder.writing(SENTENCES) as path:
-            write_table(path, SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, kept, numbers))
-        with self.folder.writing(TRIGGERS) as path:
-            write_table(path, TRIGGER_SCHEMA, trigger_batches(collectors, numbers))
-        with self.folder.writing(CELLS) as path:
-            write_table(path, cell_schema(stats), cell_batches(collectors, stats))
+        tables = {
+            SENTENCES: (SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, kept, numbers)),
+            TRIGGERS: (TRIGGER_SCHEMA, trigger_batches(collectors, numbers)),
+            CELLS: (cell_schema(stats), cell_batches(collectors, stats)),
+        }
+        with ThreadPoolExecutor(len(tables)) as pool:
+            list(pool.map(self.write, tables, *zip(*tables.values(), strict=True)))
         progress = next(one.span.after for one in kept.values() if one.span.last)
         padded = sum(one.padded for one in kept.values())
         real = progress.tokens + progress.sentences * bool(self.settings["bos"])
@@ -328,6 +335,7 @@ class _Run:
         }
         self.folder.write_manifest(self.manifest)
         checkpoint.clear(self.folder)
+        self.folder.log("written", seconds=round(time.monotonic() - began, 2))
 
 
 def _nothing_to_read(plan: Corpus, after: Any) -> str:

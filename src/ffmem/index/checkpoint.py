@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import safetensors
 import safetensors.torch
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -23,29 +24,34 @@ from ffmem.corpus.plan import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.index.collect import LayerCollector
 from ffmem.index.folder import WORK, RunFolder
-from ffmem.index.tables import SENTENCE_SCHEMA, sentence_batch, write_table
+from ffmem.index.tables import SENTENCE_SCHEMA, each_once, sentence_batch, write_table
 from ffmem.index.top import sentence_of
 from ffmem.words import RunError
 
 STATE, ENDING = f"{WORK}/state-", ".safetensors"
 
 
-@dataclass(frozen=True)
 class Snapshot:
-    """A worker's findings, copied when it had read a shard: it may go on while they are written."""
+    """A worker's findings, copied when it had read a shard: it may go on while they are written.
 
-    state: dict[str, Tensor]
-    sums: dict[str, Tensor]
-    """Of this shard alone."""
+    The copies are made into the same memory every time, which a GPU can write to directly.
+    """
 
-    @staticmethod
-    def of(collectors: Iterable[LayerCollector]) -> Snapshot:
-        state: dict[str, Tensor] = {}
-        sums: dict[str, Tensor] = {}
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        """Of this shard alone."""
+
+    def take(self, collectors: Iterable[LayerCollector]) -> None:
         for collector in collectors:
-            state |= {name: tensor.to("cpu", copy=True) for name, tensor in collector.state().items()}
-            sums |= {name: tensor.to("cpu", copy=True) for name, tensor in collector.sums().items()}
-        return Snapshot(state, sums)
+            for copies, found in ((self.state, collector.state()), (self.sums, collector.sums())):
+                for name, tensor in found.items():
+                    if name not in copies:
+                        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                    copies[name].copy_(tensor, non_blocking=True)
+        for device in {tensor.device for collector in collectors for tensor in collector.state().values()}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def pointed_to(self, shard: Shard) -> Int[np.ndarray, " n"]:
         """The sentences of a shard that triggers point to, by their number."""
@@ -53,8 +59,8 @@ class Snapshot:
         for name, place in self.state.items():
             if name.endswith(".place"):
                 sentence = sentence_of(place).numpy()  # an unused slot's is behind all sentences
-                parts.append(np.unique(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)]))
-        return np.unique(np.concatenate(parts))
+                parts.append(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)])
+        return each_once(np.concatenate(parts))
 
 
 def save(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from ffmem.corpus.ahead import ahead
 from ffmem.corpus.plan import Batch, Shard
 from ffmem.index.statistics import SUMS, Statistics, extreme
 from ffmem.index.top import Distinct, TopTriggers, best_of_rows, every_prefix
+from ffmem.model.activation import Activation
 from ffmem.model.memories import MemoryModel
 from ffmem.words import SIGNS, ModelError, Sign
 
@@ -110,6 +112,20 @@ class LayerCollector:
             self._sift(m, batch)
         else:
             self._read(m[:, batch.start :], batch, self.shard)
+        self._measure(m, batch)
+
+    def activate(
+        self, activation: Activation, x: Float[Tensor, "batch pos cells"], batch: DeviceBatch
+    ) -> Float[Tensor, "batch pos cells"]:
+        """Make a batch's coefficients and take them in the same read."""
+        assert self.fused
+        x = x.contiguous()
+        m = torch.empty_like(x)
+        self._sift(m, batch, activation, x)
+        self._measure(m, batch)
+        return m
+
+    def _measure(self, m: Tensor, batch: DeviceBatch) -> None:
         if self.shard:
             chosen = batch.sample(self.every) if self.every > 1 else None
             self.shard.measure(m[:, batch.start :], batch.lengths, batch.shortest, chosen)
@@ -118,18 +134,19 @@ class LayerCollector:
         """Offer a batch's triggers once more, by the plain path; what is held already stays as it is."""
         self._read(m[:, batch.start :], batch, None)
 
-    def _sift(self, m: Tensor, batch: DeviceBatch) -> None:
+    def _sift(self, m: Tensor, batch: DeviceBatch, activation: Activation | None = None, x: Tensor | None = None) -> None:
         """By the kernels, in as many steps as the waiting places allow.
 
-        A sentence offers a cell one hit, so as many sentences as there are places never overflow. Later, a batch as large
-        as all before it brings about t new hits a cell, so the steps grow with what has been read.
+        A sentence offers a cell one hit, so as many sentences as there are places never overflow. Later, sentences as many
+        as all before bring about t·ln 2 new hits a cell, so the steps grow with what has been read.
         """
         from ffmem.index.kernels import ROWS, sift
 
         tops = list(self.top.values())
         at = 0
         while at < batch.rows:
-            allowed = min(UNMERGED, max(tops[0].places, self.merged * tops[0].places // (2 * tops[0].t))) - self.unmerged
+            growth = self.merged * 3 * tops[0].places // (4 * tops[0].t)
+            allowed = min(UNMERGED, max(tops[0].places, growth)) - self.unmerged
             if allowed < ROWS:
                 self._merge()
                 continue
@@ -145,6 +162,8 @@ class LayerCollector:
                     tops=tops,
                     statistics=self.shard,
                     flags=self.flags,
+                    activation=activation,
+                    x=x,
                 )
             self.unmerged += len(rows)
             at = rows.stop
@@ -250,14 +269,23 @@ def _sums(statistics: Statistics) -> dict[str, Tensor]:
 
 def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerCollector], *, again: bool = False) -> None:
     """Send one batch through the model and every wanted layer's coefficients into its collector."""
-    on: dict[torch.device, DeviceBatch] = {}
+
+    @cache
+    def on(device: torch.device) -> DeviceBatch:
+        return DeviceBatch(batch, device)
 
     def visit(layer: int, m: Tensor) -> None:
-        if m.device not in on:
-            on[m.device] = DeviceBatch(batch, m.device)
-        (collectors[layer].add_again if again else collectors[layer].add)(m, on[m.device])
+        (collectors[layer].add_again if again else collectors[layer].add)(m, on(m.device))
 
-    with model.reading(visit, collectors) as forward:
+    def activate(layer: int, activation: Activation, x: Tensor) -> Tensor:
+        return collectors[layer].activate(activation, x, on(x.device))
+
+    activating = {
+        layer: partial(activate, layer, activation)
+        for layer, collector in collectors.items()
+        if collector.fused and not again and (activation := model.activations[layer - 1])
+    }
+    with model.reading(visit, collectors, activating) as forward:
         forward(to_device(batch.ids, model.device))
 
 
@@ -269,7 +297,7 @@ def read_shard(
     What a GPU could not do by itself is most likely early, so the first looks at it are close together.
     """
     group: list[Batch] = []
-    size = 1
+    size = GROUP if any(collector.merged for collector in collectors.values()) else 1
     for batch in ahead(lambda _: shard.batches(batch_tokens, bos), READY, name="ffmem-batches"):
         read_batch(model, batch, collectors)
         group.append(batch)

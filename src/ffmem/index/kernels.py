@@ -19,18 +19,21 @@ from torch import Tensor
 
 from ffmem.index.statistics import Statistics
 from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, Hits, TopTriggers
+from ffmem.model.activation import Activation
 
 ROWS, BLOCK, COLUMNS = 8, 256, 16
 """Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells,
 sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
+ACTIVATED = 8
+"""Prefixes at a time where the activation is made too, which takes registers."""
 WARPS = 1
 TALLIERS = 32
 """Programs a block of cells that add up what was counted."""
 PACKED = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
 """Types of which a GPU compares two at a time; up to `FEW` columns their firings are counted two at a time."""
 FEW = (1 << 15) - 1
-SETTLERS = 1056
-"""Programs that settle survivors: eight for each processor of a large GPU."""
+SETTLERS = 4224
+"""Programs that settle survivors: 32 for each processor of a large GPU. In the beginning everything survives."""
 NOTES = 4
 """Notes a cell that there is room for, in waiting places: most are of prefixes that are held already."""
 SPILLED = 1 << 16
@@ -111,10 +114,13 @@ def sift(
     tops: list[RoomyTop],
     statistics: Statistics | None,
     flags: Int[Tensor, "4"],
+    activation: Activation | None = None,
+    x: Float[Tensor, "batch columns cells"] | None = None,
 ) -> None:
     """Read these rows of a batch once: survivors to their waiting places, firings and extremes to the statistics.
 
     `tops` are the positive triggers and, where they are wanted, the negative ones; `start` is the first token's column.
+    With an activation, `x` is what goes into it: these rows of `m`, padding included, are made from it on the way.
     """
     high, low = tops[0], tops[-1]
     cells, groups = m.shape[2], triton.cdiv(len(rows), ROWS)
@@ -129,7 +135,9 @@ def sift(
         counted = (torch.empty(groups, cells, dtype=torch.int32, device=m.device), extremes[0], extremes[1])
     packed = PACKED.get(m.dtype, "") if m.is_cuda and m.shape[1] <= FEW else ""
     _sift[(blocks, groups)](
+        m if x is None else x,
         m,
+        m if activation is None or activation.table is None else activation.table,
         lengths,
         high.bound,
         low.bound,
@@ -141,15 +149,17 @@ def sift(
         rows.stop,
         cells,
         start,
+        m.shape[1],
         m.stride(0),
         m.stride(1),
         most,
         NEGATIVE=len(tops) > 1,
         STATISTICS=statistics is not None,
+        ACTIVATION=activation.kind if activation else "",
         PACKED=packed,
         ROWS=ROWS,
         BLOCK=BLOCK,
-        COLUMNS=COLUMNS,
+        COLUMNS=ACTIVATED if activation else COLUMNS,
         num_warps=WARPS,
     )
     if statistics:
@@ -212,7 +222,8 @@ def _smaller(one, other):
 @no_type_check
 def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
     """Write down sentence, cell and coefficient of every survivor; what finds no line is counted all the same."""
-    line = tl.atomic_add(noted + tl.zeros_like(cell), 1, mask=passes)
+    one = passes.to(tl.int32)
+    line = tl.atomic_add(noted, tl.sum(one, 0)) + tl.cumsum(one, 0) - 1
     passes = passes & (line < most)
     tl.store(note_row + line, row + tl.zeros_like(cell), mask=passes)
     tl.store(note_cell + line, cell, mask=passes)
@@ -250,10 +261,23 @@ def _count(fired, found, real, PACKED: tl.constexpr):
     return fired
 
 
-@triton.jit(do_not_specialize=["first_row", "rows", "start"])
+@triton.jit
+@no_type_check
+def _activated(x, table, ACTIVATION: tl.constexpr, PACKED: tl.constexpr):
+    """A function of 16-bit numbers is a table of their bits."""
+    if ACTIVATION == "relu":
+        m = _larger_of(x, tl.zeros_like(x), PACKED)
+    else:
+        m = tl.load(table + (x.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF))
+    return m
+
+
+@triton.jit(do_not_specialize=["first_row", "rows", "start", "columns"])
 @no_type_check
 def _sift(
+    source,
     m,
+    table,
     lengths,
     bounds,
     low_bounds,
@@ -269,11 +293,13 @@ def _sift(
     rows,
     cells,
     start,
+    columns,
     row_stride,
     column_stride,
     most,
     NEGATIVE: tl.constexpr,
     STATISTICS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PACKED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -290,30 +316,46 @@ def _sift(
     if NEGATIVE:
         low_bound = tl.load(low_bounds + cell, mask=inside, other=float("inf"))
     never = tl.full((BLOCK,), float("-inf"), tl.float32).to(m.dtype.element_ty)
+    always = tl.full((BLOCK,), float("inf"), tl.float32).to(m.dtype.element_ty)
     if STATISTICS:
         fired = tl.zeros((BLOCK,), tl.int32)
         highest = never
-        lowest = -never
+        lowest = always
     odd = tl.zeros((BLOCK,), tl.int1)
     for number in range(ROWS):
         row = first_row + group * ROWS + number
         if row < rows:
             length = tl.load(lengths + row).to(tl.int32)
-            base = m + row.to(tl.int64) * row_stride + start * column_stride + cell
+            base = row.to(tl.int64) * row_stride + cell
             best = never
-            worst = -never
+            worst = always
             firings = tl.zeros((BLOCK,), tl.int32 if PACKED == "" else tl.int16)
-            begin = 0
-            while begin < length:
+            begin = start if ACTIVATION == "" else 0
+            end = start + length if ACTIVATION == "" else columns
+            while begin < end:
+                # All loads come before the first store: the compiler does not know that they are of different tensors.
+                tile = ()
                 for ahead in tl.static_range(COLUMNS):
-                    # Behind the end the last token is read again: that changes no extreme, and is not counted.
-                    column = tl.minimum(begin + ahead, length - 1)
-                    found = tl.load(base + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
-                    best = _larger_of(best, found, PACKED)
+                    # Behind the end the last column is read again: that changes no extreme, and is not counted.
+                    column = tl.minimum(begin + ahead, end - 1)
+                    tile += (tl.load(source + base + column.to(tl.int64) * column_stride, mask=inside, other=0.0),)
+                for ahead in tl.static_range(COLUMNS):
+                    column = begin + ahead
+                    found = tile[ahead]
+                    real = column < end
+                    high_found = found
+                    low_found = found
+                    if ACTIVATION != "":
+                        found = _activated(found, table, ACTIVATION, PACKED)
+                        tl.store(m + base + column.to(tl.int64) * column_stride, found, mask=inside & real)
+                        real = (column >= start) & (column < start + length)
+                        high_found = tl.where(real, found, never)
+                        low_found = tl.where(real, found, always)
+                    best = _larger_of(best, high_found, PACKED)
                     if NEGATIVE or STATISTICS:
-                        worst = _smaller_of(worst, found, PACKED)
+                        worst = _smaller_of(worst, low_found, PACKED)
                     if STATISTICS:
-                        firings = _count(firings, found, begin + ahead < length, PACKED)
+                        firings = _count(firings, found, real, PACKED)
                 begin += COLUMNS
             high = best.to(tl.float32)
             odd = odd | ~(high < float("inf"))
@@ -366,7 +408,7 @@ def _tally(group_fired, group_highest, group_lowest, active, maximum, minimum, g
     tl.atomic_min(minimum + cell, lowest, mask=inside)
 
 
-@triton.jit(do_not_specialize=["start", "side"])
+@triton.jit(do_not_specialize=["start", "side", "key_stride"])
 @no_type_check
 def _settle(
     m,

@@ -79,12 +79,21 @@ def token_batch(texts: list[str]) -> pa.RecordBatch:
 
 def referenced_sentences(collectors: Iterable[LayerCollector]) -> Int[np.ndarray, " n"]:
     """The numbers of all sentences that some trigger points to, in order."""
-    parts = []
+    parts = [np.zeros(0, np.int64)]
     for collector in collectors:
         for top in collector.top.values():
-            used = top.place[top.coefficient > 0]
-            parts.append(np.unique(sentence_of(used).cpu().numpy()))
-    return np.unique(np.concatenate(parts)) if parts else np.array([], np.int64)
+            parts.append(sentence_of(top.place[top.coefficient > 0]).cpu().numpy())
+    return each_once(np.concatenate(parts))
+
+
+def each_once(numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
+    """The different ones among numbers, in order. A sort is several times as fast as what numpy.unique does.
+
+    >>> each_once(np.array([7, 3, 7])).tolist()
+    [3, 7]
+    """
+    ordered = np.sort(numbers)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
 def trigger_batches(collectors: Iterable[LayerCollector], numbers: Int[np.ndarray, " n"]) -> Iterator[pa.RecordBatch]:

@@ -35,6 +35,7 @@ class Worker:
         self.covered = checkpoint.load(folder, name, self.collectors)
         self.threads = manifest["environment"]["threads"]
         self.encoder = Encoder(model.tokenizer, model.context)
+        self.snapshot = checkpoint.Snapshot()
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
 
@@ -52,11 +53,11 @@ class Worker:
                 f"{self.model.device} is out of memory with batches of {size:,} tokens: start over with a smaller "
                 "--batch-tokens (and --overwrite)"
             ) from error
-        snapshot = checkpoint.Snapshot.of(self.collectors.values())
         self.wait()
+        self.snapshot.take(self.collectors.values())
         self.covered = [*self.covered, shard.number]
         self._written = self._writer.submit(
-            checkpoint.save, self.folder, self.name, self.covered, shard, snapshot, self.encoder, padded
+            checkpoint.save, self.folder, self.name, self.covered, shard, self.snapshot, self.encoder, padded
         )
 
     def wait(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ffmem.model.activation import Activation, Replaced, Watch
 from ffmem.model.adaptive.bands import AdaptiveSoftmax
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.families import Family
@@ -174,24 +175,51 @@ class MemoryModel:
             scale=1 / divisor if divisor else getattr(self.config, "logit_scale", None) or 1.0,
         )
 
+    @cached_property
+    def activations(self) -> list[Activation | None]:
+        """The function that makes each layer's coefficients, where a pass may compute it in its own way."""
+        watches = [Watch(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        with torch.inference_mode(), hooked(*(install for watch in watches for install in watch.installs())):
+            self.model.base_model(input_ids=ids, use_cache=False)
+        return [watch.activation() for watch in watches]
+
     @contextmanager
-    def reading(self, visit: Visit, layers: Iterable[int] | None = None) -> Iterator[Callable[[Tensor], None]]:
+    def reading(
+        self,
+        visit: Visit,
+        layers: Iterable[int] | None = None,
+        activating: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+    ) -> Iterator[Callable[[Tensor], None]]:
         """Give `visit` every wanted layer's coefficients, layer by layer, in each forward made inside.
 
         Yields the forward: it takes token ids, padded on the right, and ends as soon as the last wanted layer has
         been read, so neither that layer's values nor the vocabulary projection are computed. Padding needs no mask:
         a causal model never looks right.
+
+        For a layer in `activating`, which must have one of `activations`, the function there is called in place of the
+        activation: it gets what enters it and returns the coefficients, which `visit` is not given.
         """
         wanted = parse_layers(layers, self.layers)
+        activating = activating or {}
         shape: list[tuple[int, ...]] = [()]
 
         def look(layer: int) -> Callable[[], Any]:
             def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-                visit(layer, args[0].reshape(*shape[0], -1))
+                if layer not in activating:
+                    visit(layer, args[0].reshape(*shape[0], -1))
                 if layer == wanted[-1]:
                     raise _Stop
 
             return lambda: self.value_modules[layer - 1].register_forward_pre_hook(hook)
+
+        def activate(layer: int) -> Callable[[], Any]:
+            def made(x: Tensor) -> Tensor:
+                return activating[layer](x.reshape(*shape[0], -1)).view(x.shape)
+
+            activation = self.activations[layer - 1]
+            assert activation is not None
+            return lambda: Replaced(activation.module, made)
 
         def forward(ids: Int[Tensor, "batch pos"]) -> None:
             shape[0] = tuple(ids.shape)
@@ -202,7 +230,7 @@ class MemoryModel:
                 return
             raise ModelError(f"{self.name}: layer {wanted[-1]}'s value matrix was never called in a forward")
 
-        with hooked(*(look(layer) for layer in wanted)):
+        with hooked(*(look(layer) for layer in wanted), *(activate(layer) for layer in wanted if layer in activating)):
             yield forward
 
     def attending(self, columns: int) -> AbstractContextManager[None]:

@@ -80,11 +80,12 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size)
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = nn.ReLU()
         self.fc2 = IntoStream(config.intermediate_size, config.hidden_size)
 
     def forward(self, h: Float[Tensor, "batch pos d"], mask: Tensor | None, cache: Any) -> Float[Tensor, "batch pos d"]:
         r = h + self.self_attn(self.self_attn_layer_norm(h), mask, cache)
-        return r + self.fc2(functional.relu(self.fc1(self.final_layer_norm(r))))
+        return r + self.fc2(self.activation(self.fc1(self.final_layer_norm(r))))
 
 
 class AdaptivePreTrained(PreTrainedModel):  # type: ignore[misc]

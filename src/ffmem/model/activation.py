@@ -1,0 +1,91 @@
+"""The activation: the function that makes coefficients, where it is a module that a pass may compute in its own way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+HALVES = (torch.bfloat16, torch.float16)
+"""Types of which there are few enough numbers to try them all."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A module that takes each number by itself. Whoever computes it otherwise gets the same bits."""
+
+    module: nn.Module
+    kind: Literal["relu", "table"]
+    table: Shaped[Tensor, "65536"] | None = None
+    """What it makes of every 16-bit number, by that number's bits."""
+
+    @staticmethod
+    def of(module: nn.Module, like: Tensor) -> Activation | None:
+        """What is known of a module for numbers of this type on this device; None where it cannot be known."""
+        if type(module) is nn.ReLU:
+            return Activation(module, "relu")
+        table = _table(module, like) if like.dtype in HALVES else None
+        return None if table is None else Activation(module, "table", table)
+
+
+@torch.inference_mode()
+def _table(module: nn.Module, like: Tensor) -> Shaped[Tensor, "65536"] | None:
+    """All answers, if each depends on its own number alone."""
+    numbers = torch.arange(1 << 16, device=like.device).to(torch.int16).view(like.dtype)
+    made = module(numbers)
+    other = module(numbers.flip(0).view(256, 256))
+    if made.dtype != like.dtype or made.shape != numbers.shape or other.shape != (256, 256):
+        return None
+    other = other.flatten().flip(0)
+    same = (made.view(torch.int16) == other.view(torch.int16)) | (made.isnan() & other.isnan())
+    return made if bool(same.all()) else None
+
+
+class Watch:
+    """Finds, in one forward, the module of a block whose output is what enters its value matrix."""
+
+    def __init__(self, block: nn.Module, value: nn.Module) -> None:
+        self.value = value
+        self.modules = [one for one in block.modules() if one is not value and not any(one.children())]
+        self.calls: Counter[nn.Module] = Counter()
+        self.made: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.found: nn.Module | None = None
+
+    def installs(self) -> list[Any]:
+        hooks = [lambda one=one: one.register_forward_hook(self._left) for one in self.modules]
+        return [*hooks, lambda: self.value.register_forward_pre_hook(self._entered)]
+
+    def _left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.calls[module] += 1
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.shape == args[0].shape:
+            self.made[module] = (output, output.clone())
+
+    def _entered(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        # Nothing may have been done to it on the way, in place either.
+        for module, (output, copy) in self.made.items():
+            same = args[0].data_ptr() == output.data_ptr() and args[0].numel() == output.numel()
+            if same and torch.equal(args[0].flatten(), copy.flatten()):
+                self.found = module
+
+    def activation(self) -> Activation | None:
+        """What was found, if it is called once and by its class's own forward."""
+        module = self.found
+        if module is None or self.calls[module] != 1 or "forward" in vars(module):
+            return None
+        return Activation.of(module, self.made[module][0])
+
+
+class Replaced:
+    """A module's forward, replaced until `remove` is called."""
+
+    def __init__(self, module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+        self.module = module
+        module.forward = forward  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        del self.module.forward
