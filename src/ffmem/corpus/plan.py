@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ffmem.corpus.ahead import ahead
+from ffmem.corpus.feeder import can_feed, fed
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, Texts
 from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, prefix_keys
@@ -24,6 +25,8 @@ PADDING = 0.05
 """The largest share of a batch that may be padding."""
 CHUNK = 1 << 17
 """Characters that are segmented and tokenized together."""
+SMALL = 1 << 20
+"""Bytes of a source up to which starting processes takes longer than reading it."""
 FIRST = 1 << 20
 """Tokens of the first shard, if it has no fewer; each is twice as large as the one before until it has its size. So work on
 large shards begins as soon as some text is ready."""
@@ -169,6 +172,18 @@ class Corpus:
     workers: int = 1
     """Processes that segment and tokenize; the plan is the same for any number."""
 
+    @property
+    def readers(self) -> int:
+        """As many as `workers`, if they can have the tokenizer."""
+        return 1 if self.encoder.engine is None and _is_here_only(self.encoder.tokenizer) else self.workers
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether a process reads it: it can have the text, and there is enough of that for several readers."""
+        if self.readers < 2 or not can_feed() or any(map(_is_here_only, self.sources)):
+            return False
+        return any((size := source.size()) is None or size > SMALL for source in self.sources)
+
     def shards(self, done: Mapping[int, Span] | None = None, stopped: threading.Event | None = None) -> Iterator[Shard]:
         """The shards that are not done yet, in order.
 
@@ -231,16 +246,15 @@ class Corpus:
         return taken, after, within
 
     def shards_ahead(
-        self, done: Mapping[int, Span] | None = None, prepare: Callable[[Shard], Any] = lambda shard: None
+        self, done: Mapping[int, Span] | None = None, planned: tuple[int, int] | None = None
     ) -> Iterator[Shard]:
-        """The same shards, read, segmented, tokenized and prepared by a background thread, up to two shards ahead."""
-
-        def prepared(stopped: threading.Event) -> Iterator[Shard]:
-            for shard in self.shards(done, stopped):
-                prepare(shard)
-                yield shard
-
-        return ahead(prepared, 1, name="ffmem-corpus")
+        """The same shards, read, segmented and tokenized up to two ahead, by a process or a thread. Batches are planned
+        too, for what `Shard.planned` takes.
+        """
+        feed = Feed(dict(done or {}), planned)
+        if self.is_fed:
+            return fed(self, feed)
+        return ahead(lambda stopped: feed(self, stopped), 1, name="ffmem-corpus")
 
     def _records(
         self, done: Mapping[int, Span], skipped: Counter[str], stopped: threading.Event | None = None
@@ -325,8 +339,27 @@ class Corpus:
             yield [text for text, _ in waiting]
 
         common = (Segmenter(self.unit, self.language), self.encoder)
-        for cut in shared(cut_records, common, chunks(), workers=self.workers):
+        for cut in shared(cut_records, common, chunks(), workers=self.readers):
             yield cut, marks.popleft()
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What is wanted of a corpus: shards that are not done, with their batches planned."""
+
+    done: dict[int, Span]
+    planned: tuple[int, int] | None
+
+    def __call__(self, corpus: Corpus, stopped: threading.Event) -> Iterator[Shard]:
+        for shard in corpus.shards(self.done, stopped):
+            if self.planned:
+                shard.planned(*self.planned)
+            yield shard
+
+
+def _is_here_only(thing: object) -> bool:
+    """Whether another process cannot have it: an iterable in memory, or of a class that the caller's script defines."""
+    return isinstance(thing, Texts) or type(thing).__module__ == "__main__"
 
 
 def _can_be_read_again(source: Source) -> bool:

@@ -60,6 +60,9 @@ class TextFile:
     def name(self) -> str:
         return self.title or str(self.path)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"handle": None}  # another process opens the file itself
+
     def size(self) -> int | None:
         return self.path.stat().st_size
 

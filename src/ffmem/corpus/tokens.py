@@ -10,7 +10,8 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+import pyarrow as pa
+from jaxtyping import Int, UInt8
 
 from ffmem.corpus.sentences import Segmenter
 
@@ -119,7 +120,10 @@ def _engine(tokenizer: Any) -> Any:
 class Sentences:
     """Many sentences in a few flat arrays: cheap to make, to join, to sort and to send to another process."""
 
-    texts: list[str]
+    text: UInt8[np.ndarray, " bytes"]
+    """All texts one after the other, in UTF-8."""
+    sizes: Int[np.ndarray, " sentences"]
+    """Bytes of each text."""
     ids: Int[np.ndarray, " tokens"]
     lengths: Int[np.ndarray, " sentences"]
     """Tokens of each sentence."""
@@ -131,6 +135,17 @@ class Sentences:
         """Where in `ids` each sentence ends."""
         return np.cumsum(self.lengths, dtype=np.int64)
 
+    @cached_property
+    def text_stops(self) -> Int[np.ndarray, " sentences"]:
+        """Where in `text` each one's ends."""
+        return np.cumsum(self.sizes, dtype=np.int64)
+
+    @property
+    def texts(self) -> pa.LargeStringArray:
+        """The texts as Arrow has them; nothing is copied."""
+        offsets = pa.py_buffer(np.append(0, self.text_stops))
+        return pa.LargeStringArray.from_buffers(len(self), offsets, pa.py_buffer(self.text))
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -140,7 +155,8 @@ class Sentences:
         own = slice(stop - int(self.lengths[number]), stop)
         # Copies: a view would keep all the others.
         ids, ends = self.ids[own].copy(), self.ends[own].copy()
-        return Sentence(self.texts[number], ids, None if (ends < 0).any() else ends)
+        text = self.text[(end := int(self.text_stops[number])) - int(self.sizes[number]) : end]
+        return Sentence(text.tobytes().decode(), ids, None if (ends < 0).any() else ends)
 
     def __iter__(self) -> Iterator[Sentence]:
         return (self[number] for number in range(len(self)))
@@ -149,15 +165,20 @@ class Sentences:
         """Those from `first` on and before `last`."""
         if (first, last) == (0, len(self)):
             return self
-        begin, end = ((int(self.stops[number - 1]) if number else 0) for number in (first, last))
-        return Sentences(self.texts[first:last], self.ids[begin:end], self.lengths[first:last], self.ends[begin:end])
+        tokens, text = (
+            slice(*((int(stops[number - 1]) if number else 0) for number in (first, last)))
+            for stops in (self.stops, self.text_stops)
+        )
+        own = slice(first, last)
+        return Sentences(self.text[text], self.sizes[own], self.ids[tokens], self.lengths[own], self.ends[tokens])
 
     def take(self, rows: Int[np.ndarray, " n"]) -> Sentences:
         """Those with these numbers."""
         lengths = self.lengths[rows]
         begins = np.repeat(self.stops[rows] - np.cumsum(lengths), lengths)
         flat = begins + np.arange(len(begins))
-        return Sentences([self.texts[row] for row in rows.tolist()], self.ids[flat], lengths, self.ends[flat])
+        _, _, text = self.texts.take(pa.array(rows)).buffers()
+        return Sentences(np.frombuffer(text or b"", np.uint8), self.sizes[rows], self.ids[flat], lengths, self.ends[flat])
 
     def padded(self, rows: Int[np.ndarray, " batch"], bos: int | None) -> Int[np.ndarray, "batch columns"]:
         """These sentences as rows, padded on the right, behind the beginning-of-sentence token where there is one."""
@@ -171,8 +192,10 @@ class Sentences:
 
     @staticmethod
     def of(sentences: Sequence[Sentence]) -> Sentences:
+        texts = [sentence.text.encode() for sentence in sentences]
         return Sentences(
-            texts=[sentence.text for sentence in sentences],
+            text=np.frombuffer(b"".join(texts), np.uint8),
+            sizes=np.array([len(text) for text in texts], np.int32),
             ids=np.concatenate([NONE, *(sentence.ids for sentence in sentences)]),
             lengths=np.array([len(sentence.ids) for sentence in sentences], np.int32),
             ends=np.concatenate([NONE, *(_known(sentence) for sentence in sentences)]),
@@ -181,7 +204,8 @@ class Sentences:
     @staticmethod
     def join(parts: Sequence[Sentences]) -> Sentences:
         return Sentences(
-            texts=[text for part in parts for text in part.texts],
+            text=np.concatenate([np.zeros(0, np.uint8), *(part.text for part in parts)]),
+            sizes=np.concatenate([NONE, *(part.sizes for part in parts)]),
             ids=np.concatenate([NONE, *(part.ids for part in parts)]),
             lengths=np.concatenate([NONE, *(part.lengths for part in parts)]),
             ends=np.concatenate([NONE, *(part.ends for part in parts)]),

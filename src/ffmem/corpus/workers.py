@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -26,7 +27,7 @@ FEW = 16
 METHOD = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
 """Not forks of this process: one that has touched a GPU or started threads may hang. Where there is a server that has
 imported what they need, they are forks of that, since many imports at once take long."""
-PRELOAD = ["ffmem.corpus.tokens", "tokenizers"]
+PRELOAD = ["ffmem.corpus.plan", "tokenizers"]
 """Modules that most work needs."""
 AHEAD = 3
 """Items that wait for each worker."""
@@ -83,7 +84,8 @@ def _by_processes(
     work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
     get_ready()
-    pool = ProcessPoolExecutor(workers, get_context(METHOD), _begin, (work, common))
+    # Packed once: it is sent to each of them.
+    pool = ProcessPoolExecutor(workers, get_context(METHOD), _begin, (work, pickle.dumps(common)))
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -103,10 +105,10 @@ _task: list[Any] = []
 """In a worker: what it does, and what it does it with."""
 
 
-def _begin(work: Callable[[Any, Any], Any], common: Any) -> None:
+def _begin(work: Callable[[Any, Any], Any], common: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker is enough
-    _task[:] = [work, common]
+    _task[:] = [work, pickle.loads(common)]
 
 
 def _do(item: Any) -> Any:

@@ -119,7 +119,7 @@ def build_index(
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if facts["device"] == "cuda" else 1
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
-        if readers > 1:
+        if plan.is_fed:
             get_ready()
         with folder.locked():
             if overwrite or not _worth_keeping(folder):
@@ -242,7 +242,7 @@ class _Run:
         """Those that are left."""
         done = {number: kept.span for number, kept in self.kept.items()}
         batches = self.settings["batch_tokens"], int(self.settings["bos"])
-        for shard in self.plan.shards_ahead(done, lambda shard: shard.planned(*batches)):
+        for shard in self.plan.shards_ahead(done, batches):
             if shard.last and not shard.first and not shard.sentences:
                 raise CorpusError(_nothing_to_read(self.plan, shard.after))
             yield shard

@@ -43,13 +43,15 @@ class Snapshot:
         """Of this shard alone."""
 
     def take(self, collectors: Iterable[LayerCollector]) -> None:
+        devices = set()
         for collector in collectors:
             for copies, found in ((self.state, collector.state()), (self.sums, collector.sums())):
                 for name, tensor in found.items():
                     if name not in copies:
                         copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                     copies[name].copy_(tensor, non_blocking=True)
-        for device in {tensor.device for collector in collectors for tensor in collector.state().values()}:
+                    devices.add(tensor.device)
+        for device in devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 

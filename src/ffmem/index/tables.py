@@ -66,7 +66,7 @@ def sentence_batch(numbers: Int[np.ndarray, " n"], sentences: Sentences) -> pa.R
     offsets = pa.array(np.append(0, sentences.stops).astype(np.int32))
     columns = [
         pa.array(numbers, pa.int64()),
-        pa.array(sentences.texts, pa.string()),
+        sentences.texts.cast(pa.string()),
         pa.ListArray.from_arrays(offsets, pa.array(sentences.ids, pa.int32())),
         pa.ListArray.from_arrays(offsets, pa.array(sentences.ends, pa.int32())),
     ]
