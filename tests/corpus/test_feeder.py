@@ -1,7 +1,6 @@
 """A process that feeds: the same shards as a thread's, errors told, and nobody left behind."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -47,6 +46,15 @@ def children() -> set[int]:
         mine |= {int(pid) for pid, parent, _ in rows if int(parent) in mine}
     server = {int(pid) for pid, _, args in rows if "resource_tracker" in args or "ps -e" in args}
     return mine - server - {os.getpid()}
+
+
+def assert_only_the_server_is_left(before: set[int]) -> None:
+    """It stays, for the next."""
+    deadline = time.monotonic() + 20
+    while len(left := children() - before) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all("forkserver" in Path(f"/proc/{pid}/cmdline").read_text() for pid in left)
+    assert len(left) <= 1
 
 
 def flat(shards):
@@ -99,16 +107,17 @@ def test_an_error_comes_behind_the_shards_before_it(corpus_of, file):
     assert len(found) >= 1
 
 
-def test_a_process_that_is_gone_is_told_of(corpus_of, text):
-    corpus = corpus_of(text, shard_tokens=50)
+def test_a_process_that_is_gone_is_told_of_and_its_readers_go_too(corpus_of, long_text):
+    corpus = corpus_of(long_text, shard_tokens=50)
     corpus.workers = 2
     before = children()
     shards = corpus.shards_ahead()
     next(shards)
-    for pid in children() - before:
-        os.kill(pid, signal.SIGKILL)
+    assert len(children() - before) >= 3, "itself and its readers"
+    shards.process.kill()
     with pytest.raises(CorpusError, match="was ended from outside"):
         list(shards)
+    assert_only_the_server_is_left(before)
 
 
 def test_an_abandoned_feeder_ends_with_its_readers(corpus_of, long_text):
@@ -120,12 +129,7 @@ def test_an_abandoned_feeder_ends_with_its_readers(corpus_of, long_text):
     kept = shard.sentences.ids.copy()
     assert len(children() - before) >= 3, "itself and its readers"
     shards.close()
-    deadline = time.monotonic() + 20
-    while (left := children() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    # The server stays, for the next.
-    assert all("forkserver" in Path(f"/proc/{pid}/cmdline").read_text() for pid in left)
-    assert len(left) <= 1
+    assert_only_the_server_is_left(before)
     assert np.array_equal(shard.sentences.ids, kept), "what was given stays"
 
 

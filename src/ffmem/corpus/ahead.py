@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def ahead(make: Callable[[threading.Event], Iterable[Item]], count: int, *, name: str = "ffmem-ahead") -> Iterator[Item]:
+def ahead(
+    make: Callable[[threading.Event], Iterable[Item]], count: int, *, name: str = "ffmem-ahead"
+) -> Generator[Item, None, None]:
     """The items that `make` gives, up to `count` of them ready before they are asked for.
 
     An error in the thread is raised here. `make` gets an event that is set when nobody wants any more.

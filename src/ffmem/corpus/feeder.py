@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from mmap import mmap
 from multiprocessing import get_context
@@ -18,8 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
-from ffmem.corpus.workers import METHOD, get_ready, hidden_main
-from ffmem.words import CorpusError
+from ffmem.corpus.workers import METHOD, ended, get_ready, hidden_main
 
 if TYPE_CHECKING:
     from ffmem.corpus.plan import Corpus, Feed, Shard
@@ -33,48 +31,54 @@ PATIENCE = 10.0
 
 
 def can_feed() -> bool:
-    """Whether there is memory here that a process can hand to another."""
+    """Whether there is memory here that a process can hand to another, and a process without threads to fork."""
     return METHOD == "forkserver" and hasattr(os, "memfd_create")
 
 
-def fed(corpus: Corpus, feed: Feed) -> Iterator[Shard]:
-    """The shards that `feed(corpus, stopped)` gives, made by a process of their own."""
-    get_ready()
-    context: Any = get_context(METHOD)
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, pickle.dumps((corpus, feed))), name="ffmem-feeder")
-    with hidden_main():
-        process.start()
-    theirs.close()
-    # A process that is not told to end would be waited for at exit.
-    end = Finalize(process, pipe.close, exitpriority=1)
-    try:
+class Feeder:
+    """The shards that `feed(corpus, stopped)` gives, made by a process of their own, which begins at once."""
+
+    def __init__(self, corpus: Corpus, feed: Feed) -> None:
+        get_ready()
+        context: Any = get_context(METHOD)
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, pickle.dumps((corpus, feed))), name="ffmem-feeder")
+        with hidden_main():
+            self.process.start()
+        theirs.close()
+        # A process that is not told to end would be waited for at exit.
+        self._hang_up = Finalize(self, self.pipe.close, exitpriority=1)
+        for _ in range(AHEAD):
+            self._ask()
+
+    def __iter__(self) -> Feeder:
+        return self
+
+    def __next__(self) -> Shard:
+        try:
+            item = _taken(self.pipe)
+        except (EOFError, OSError) as error:
+            self.close()
+            raise ended() from error
+        if isinstance(item, Exception):
+            self.close()
+            raise item
+        self._ask()
+        return item
+
+    def _ask(self) -> None:
         with suppress(OSError):  # what became of it is told by what comes next
-            for _ in range(AHEAD):
-                pipe.send(None)
-        while True:
-            try:
-                item = _taken(pipe)
-            except (EOFError, OSError) as error:
-                raise CorpusError(
-                    "the process that reads the text was ended from outside, perhaps for want of memory"
-                ) from error
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                raise item
-            with suppress(OSError):
-                pipe.send(None)
-            yield item
-    finally:
-        end()
-        process.join(PATIENCE)
-        process.kill()
-        process.join()
+            self.pipe.send(None)
+
+    def close(self) -> None:
+        self._hang_up()
+        self.process.join(PATIENCE)
+        self.process.kill()
+        self.process.join()
 
 
 def _serve(pipe: Connection, packed: bytes) -> None:
-    """Send a shard for every word from the other side, then None; end when the other side is gone."""
+    """Send a shard for every word from the other side, then the end; end too when the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     wanted, stopped = threading.Semaphore(0), threading.Event()
 
@@ -86,16 +90,22 @@ def _serve(pipe: Connection, packed: bytes) -> None:
         stopped.set()
         wanted.release()
 
-    threading.Thread(target=listen, daemon=True).start()
     with suppress(OSError):
         try:
             corpus, feed = pickle.loads(packed)
-            for shard in feed(corpus, stopped):
+            # Readers are forks of this process, which have the tokenizer at once: up to the first shard it has no threads.
+            corpus.forking = True
+            os.register_at_fork(after_in_child=pipe.close)  # or the other side would not see that this one is gone
+            shards = iter(feed(corpus, stopped))
+            shard = next(shards, None)
+            threading.Thread(target=listen, daemon=True).start()
+            while shard is not None:
                 wanted.acquire()
                 if stopped.is_set():
                     return
                 _give(pipe, shard)
-            _give(pipe, None)
+                shard = next(shards, None)
+            _give(pipe, StopIteration())
         except Exception as error:
             _give(pipe, error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ffmem.corpus.ahead import ahead
-from ffmem.corpus.feeder import can_feed, fed
+from ffmem.corpus.feeder import Feeder, can_feed
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, Texts
 from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, prefix_keys
@@ -171,6 +171,8 @@ class Corpus:
     limit_tokens: int | None = None
     workers: int = 1
     """Processes that segment and tokenize; the plan is the same for any number."""
+    forking: bool = False
+    """Whether they may be forks of this process."""
 
     @property
     def readers(self) -> int:
@@ -247,13 +249,13 @@ class Corpus:
 
     def shards_ahead(
         self, done: Mapping[int, Span] | None = None, planned: tuple[int, int] | None = None
-    ) -> Iterator[Shard]:
+    ) -> Generator[Shard, None, None] | Feeder:
         """The same shards, read, segmented and tokenized up to two ahead, by a process or a thread. Batches are planned
         too, for what `Shard.planned` takes.
         """
         feed = Feed(dict(done or {}), planned)
         if self.is_fed:
-            return fed(self, feed)
+            return Feeder(self, feed)
         return ahead(lambda stopped: feed(self, stopped), 1, name="ffmem-corpus")
 
     def _records(
@@ -339,7 +341,7 @@ class Corpus:
             yield [text for text, _ in waiting]
 
         common = (Segmenter(self.unit, self.language), self.encoder)
-        for cut in shared(cut_records, common, chunks(), workers=self.readers):
+        for cut in shared(cut_records, common, chunks(), workers=self.readers, forking=self.forking):
             yield cut, marks.popleft()
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain, islice
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from typing import Any, TypeVar
 
 from ffmem.words import CorpusError
@@ -49,11 +49,12 @@ def get_ready() -> None:
 
 
 def shared(
-    work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], *, workers: int
+    work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], *, workers: int, forking: bool = False
 ) -> Iterator[Result]:
     """`work(common, item)` for every item, in order, by several processes. `common` is sent to each of them once.
 
-    `work` is a function of a module. Few items, or one worker, are done here.
+    `work` is a function of a module. Few items, or one worker, are done here. A process without threads and without a GPU
+    may be forked: then the others have what it has, at once, and begin before there are items.
 
     >>> list(shared(str.join, "-", [["a", "b"], ["c"]], workers=2))
     ['a-b', 'c']
@@ -63,11 +64,16 @@ def shared(
         return
     failed: list[Exception] = []
     rest = _readable(items, failed)
-    first = list(islice(rest, FEW))
-    if len(first) < FEW:
+    if forking:
+        pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (work, common))
+        pool.submit(cores)  # which starts them all
+        yield from _by_processes(pool, rest, workers)
+    elif len(first := list(islice(rest, FEW))) < FEW:
         yield from (work(common, item) for item in first)
     else:
-        yield from _by_processes(work, common, chain(first, rest), workers)
+        get_ready()
+        pool = ProcessPoolExecutor(workers, get_context(METHOD), _begin, (work, pickle.dumps(common)))
+        yield from _by_processes(pool, chain(first, rest), workers)
     if failed:
         raise failed[0]
 
@@ -80,13 +86,8 @@ def _readable(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
         failed.append(error)
 
 
-def _by_processes(
-    work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], workers: int
-) -> Iterator[Result]:
-    get_ready()
-    # Packed once: it is sent to each of them.
-    pool = ProcessPoolExecutor(workers, get_context(METHOD), _begin, (work, pickle.dumps(common)))
-    waiting: deque[Future[Result]] = deque()
+def _by_processes(pool: ProcessPoolExecutor, items: Iterable[Item], workers: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
     try:
         for item in items:
             with hidden_main():
@@ -96,19 +97,33 @@ def _by_processes(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise CorpusError("a process that reads the text was ended from outside, perhaps for want of memory") from error
+        raise ended() from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def ended() -> CorpusError:
+    return CorpusError("a process that reads the text was ended from outside, perhaps for want of memory")
 
 
 _task: list[Any] = []
 """In a worker: what it does, and what it does it with."""
 
 
-def _begin(work: Callable[[Any, Any], Any], common: bytes) -> None:
+def _begin(work: Callable[[Any, Any], Any], common: Any) -> None:
+    """`common` may be packed: it was, once, to be sent to each of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker is enough
-    _task[:] = [work, pickle.loads(common)]
+    _task[:] = [work, pickle.loads(common) if isinstance(common, bytes) else common]
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed has told nobody to end."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _do(item: Any) -> Any:

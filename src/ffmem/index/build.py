@@ -238,21 +238,27 @@ class _Run:
         seconds = time.monotonic() - self.began
         self.folder.log("finished", seconds=round(seconds, 2), tokens=self.read - self.before)
 
-    def shards(self) -> Generator[Shard, None, None]:
-        """Those that are left."""
+    @contextmanager
+    def shards(self) -> Iterator[Iterator[Shard]]:
+        """Those that are left; where a process reads them, it begins at once."""
         done = {number: kept.span for number, kept in self.kept.items()}
         batches = self.settings["batch_tokens"], int(self.settings["bos"])
-        for shard in self.plan.shards_ahead(done, batches):
-            if shard.last and not shard.first and not shard.sentences:
-                raise CorpusError(_nothing_to_read(self.plan, shard.after))
-            yield shard
+        with closing(self.plan.shards_ahead(done, batches)) as shards:
+            yield map(self.checked, shards)
+
+    def checked(self, shard: Shard) -> Shard:
+        if shard.last and not shard.first and not shard.sentences:
+            raise CorpusError(_nothing_to_read(self.plan, shard.after))
+        return shard
 
     def alone(self, model: MemoryModel) -> Generator[None, None, None]:
         """By this process."""
         names = checkpoint.workers(self.folder)
-        worker = Worker(model, self.folder, self.manifest, names[0] if names else "0")
-        check_known(self.folder, worker.covered, self.kept)
-        with closing(worker), closing(self.shards()) as shards:
+        with (
+            self.shards() as shards,
+            closing(Worker(model, self.folder, self.manifest, names[0] if names else "0")) as worker,
+        ):
+            check_known(self.folder, worker.covered, self.kept)
             for shard in shards:
                 for tokens in worker.read(shard):
                     self.read += tokens
@@ -263,7 +269,7 @@ class _Run:
     def by_many(self, crew: Crew) -> Generator[None, None, None]:
         """By others."""
         fraction, lost = None, 0
-        with closing(self.shards()) as shards, closing(crew.read(shards, self.folder, self.manifest)) as standings:
+        with self.shards() as shards, closing(crew.read(shards, self.folder, self.manifest)) as standings:
             for standing in standings:
                 for shard in standing.kept:
                     self.read += shard.tokens

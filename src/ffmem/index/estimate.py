@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.plan import OFTEN, Corpus
 from ffmem.corpus.sentences import Segmenter
 from ffmem.corpus.sources import TextFile, Texts
 from ffmem.index.histogram import BINS
@@ -60,8 +60,10 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
     tokens = sum(len(sentence.ids) for pieces in corpus.encoder.encode(units) for sentence in pieces) if units else 0
     size = source.size() or 0
     sampled = characters = sum(map(len, first))
-    for record in records:
+    for number, record in enumerate(records):
         characters += len(record)
+        if size and number % OFTEN:
+            continue
         share = source.fraction() or 0.0
         if share * size >= AHEAD or (not size and share):
             return tokens * characters / sampled, share

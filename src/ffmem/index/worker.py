@@ -36,6 +36,7 @@ class Worker:
         self.threads = manifest["environment"]["threads"]
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()
+        self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
 
