@@ -1,7 +1,8 @@
 """The numbers of the bundled model as the tables that docs/wiki16.md shows: `python -m benchmarks.card` writes them.
 
 docs/wiki16.json holds what `ffmem train` logged (`training`, `curve`) and what `benchmarks/wiki16.py` printed for the
-weights as they were trained (`float32`) and as they are bundled (`rows8`, and the curves by layer).
+weights as they were trained (`float32`) and as they are bundled (`rows8`, and the curves by layer). docs/whole.json is what
+`benchmarks/whole.py` wrote.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from benchmarks.table import put_between_markers
 
 MEASURED = Path(__file__).parents[1] / "docs" / "wiki16.json"
+WHOLE = "<!-- whole -->"
 
 
 def card() -> str:
@@ -56,5 +58,34 @@ def card() -> str:
     )
 
 
+def whole() -> str:
+    """Markdown, from docs/whole.json."""
+    found: dict[str, Any] = json.loads(MEASURED.with_name("whole.json").read_text("utf-8"))
+    return "\n".join(
+        [
+            "| | |",
+            "|---|---|",
+            f"| text | {found['tokens']:,} tokens in {found['sentences']:,} sentences, read in {found['shards']} shards |",
+            f"| found | {found['triggers']:,} triggers of {found['cells']:,} cells, in {found['sentences_kept']:,} of the "
+            "sentences |",
+            f"| time | {found['seconds']:.0f} s in all: {found['reading_seconds']:.1f} s to read, "
+            f"{found['writing_seconds']:.1f} s to write the run |",
+            f"| speed | {found['tokens_per_second']:,} tokens/s, all in all |",
+            f"| memory | {found['gpu_memory_beyond_the_model'] / 1e9:.1f} GB on the GPU beyond the model, "
+            f"{found['host_memory'] / 1e9:.1f} GB of the host's |",
+            f"| run folder | {found['run_folder_bytes'] / 1e9:.2f} GB |",
+            "",
+            "| layer | " + " | ".join(str(one["layer"]) for one in found["agreement"]) + " |",
+            "|---|" + "---|" * len(found["agreement"]),
+            "| agreement | " + " | ".join(f"{one['share']:.1%}" for one in found["agreement"]) + " |",
+            "| shuffled | " + " | ".join(f"{one['shuffled']:.1%}" for one in found["agreement"]) + " |",
+            "| median rank | " + " | ".join(f"{one['rank_median']:,.0f}" for one in found["agreement"]) + " |",
+            "",
+            f"{found['machine']}, {found['dtype']}, {found['date']}, `benchmarks/whole.py`.",
+        ]
+    )
+
+
 if __name__ == "__main__":
     put_between_markers(MEASURED.with_suffix(".md"), card())
+    put_between_markers(MEASURED.with_suffix(".md"), whole(), WHOLE)

@@ -1,7 +1,7 @@
 """What looking costs on a GPU: an index pass as a ratio to the bare trunk, on the same batches in the same run.
 
     python -m benchmarks.gpu gpt2 paper gated -o docs/gpu.json
-    python -m benchmarks.gpu gpt2 --kernels                            what a layer's read and merge take, in microseconds
+    python -m benchmarks.gpu gpt2 --kernels -o docs/gpu.json           what a layer's activation and read take
     python -m benchmarks.gpu paper --corpus wiki.*.xz -o docs/gpu.json   end to end, from files to a finished run folder
 
 Batches are made on the spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law,
@@ -95,9 +95,9 @@ def make_batches(tokens: int, words: int, *, batch_tokens: int, shard: int, seed
     """Batches of one shard after another, longest sentences first in each."""
     chance = np.random.default_rng(seed)
     first = 0
-    for _ in range(0, tokens, shard):
+    for begin in range(0, tokens, shard):
         lengths = np.clip(np.rint(chance.lognormal(3.0, 0.55, shard // 23)), 3, 120).astype(np.int64)
-        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), min(shard, tokens)))]
+        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), min(shard, tokens - begin)))]
         for rows in reversed(plan_batches(lengths + 1, batch_tokens)):
             width = int(lengths[rows[-1]])
             ids = np.minimum(words - 1, chance.pareto(0.8, (len(rows), width + 1)) + 1).astype(np.int64)
@@ -188,11 +188,11 @@ def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None
     return run
 
 
-def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> dict[str, Any]:
+def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> Iterator[dict[str, Any]]:
+    """What all ways took, once more after each part: of a run that is cut short something is known."""
     model = make_model(shape, device)
     size = auto_batch_tokens(Subject.of(model))
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
-    real = sum(batch.tokens for batch in batches)
     ways: dict[str, Callable[[list[Batch]], None]] = {
         "bare trunk": bare(model),
         "bare trunk to the last coefficients": to_the_last_coefficients(model),
@@ -214,12 +214,25 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
             if name != USUAL or begin == step:  # slow and always the same: one part tells
                 seconds[name].append(_timed(partial(way, batches[begin : begin + step])))
         print({name: round(spent[-1], 3) for name, spent in seconds.items() if spent}, file=sys.stderr, flush=True)
+        passes = [way for way in ways.values() if isinstance(way, Pass)]
+        yield summary(model, batches[: begin + step], size, seconds) | {
+            "parts": f"{len(seconds['bare trunk'])} of {-(-len(batches) // step)}",
+            "read_again": f"{passes[0].again} of {passes[0].groups} groups of {GROUP} batches and a layer",
+            "peak_memory": torch.cuda.max_memory_allocated(),
+        }
+
+
+def summary(model: MemoryModel, batches: list[Batch], size: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """What reading these batches, of up to `size` tokens, took by every way, part by part."""
+    real = sum(batch.tokens for batch in batches)
     base = seconds["bare trunk"]
     found: dict[str, dict[str, Any]] = {}
-    if usual:
-        found[USUAL] = {"part": round(seconds.pop(USUAL)[0] / base[1], 3)}
     for name, spent in seconds.items():
-        ratios = [a / b for a, b in zip(spent, base, strict=True)][1:]
+        if name == USUAL:
+            if spent:
+                found[name] = {"part": round(spent[0] / base[1], 3)}
+            continue
+        ratios = [a / b for a, b in zip(spent, base, strict=True)][1:] or [spent[0] / base[0]]
         found[name] = {
             "whole": round(sum(spent) / sum(base), 4),
             "median": round(median(ratios), 4),
@@ -227,7 +240,6 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
             "tokens_per_second": round(real / sum(spent)),
         }
     blocks = sum(parameter.numel() for block in model.blocks for parameter in block.parameters())
-    passes = [way for way in ways.values() if isinstance(way, Pass)]
     return {
         "layers": model.layers,
         "d": model.d,
@@ -236,14 +248,15 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
         "batch_tokens": size,
         "padding": round(1 - real / sum(batch.ids.size - len(batch.ids) for batch in batches), 4),
         "tflops": round(2 * blocks * sum(batch.ids.size for batch in batches) / sum(base) / 1e12, 1),
-        "read_again": f"{passes[0].again} of {passes[0].groups} groups of {GROUP} batches and a layer",
-        "peak_memory": torch.cuda.max_memory_allocated(),
         "ways": found,
     }
 
 
 def kernels(shape: str, device: str) -> dict[str, Any]:
-    """What the activation, the read and the merge of one layer take at settled thresholds, in microseconds a batch."""
+    """What the activation and the read of one layer take, apart and together, in microseconds a batch.
+
+    The same few batches are read again and again, so that every trigger passes each time: more than in a real text.
+    """
     cells = make_model(shape, device).cells[0]
     made = make_batches(4_000_000, 1000, batch_tokens=1 << 17, shard=1 << 22)
     batches = [batch for batch in made if batch.ids.size > 120_000][::8][:4]
@@ -251,41 +264,30 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
         (torch.randn(*b.ids.shape, cells, device=device, dtype=torch.bfloat16), DeviceBatch(b, torch.device(device)))
         for b in batches
     ]
-    gigabytes = sum(x.numel() * 2 for x, _ in ready) / 1e9 / len(ready)
-    found: dict[str, Any] = {"gigabytes": round(gigabytes, 3)}
+    collector = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=0, device=torch.device(device))
 
     def timed(work: Callable[[torch.Tensor, DeviceBatch], Any]) -> float:
-        for x, on in ready:
-            work(x, on)
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        torch.cuda.synchronize()
-        events[0].record()
-        for x, on in ready:
-            work(x, on)
-        events[1].record()
+        for event in events:  # the first time is for getting warm
+            event.record()
+            for x, on in ready:
+                work(x, on)
         torch.cuda.synchronize()
         return round(1000 * events[0].elapsed_time(events[1]) / len(ready), 1)
 
-    def collector(every: int) -> LayerCollector:
-        new = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=every, device=torch.device(device))
-        for x, on in ready * 2:
-            new.add(x, on)
-        new.troubles()
-        return new
-
-    for every, name in ((0, "triggers"), (GPU_EVERY, "triggers and statistics")):
-        one = collector(every)
-        found[f"read, {name}"] = timed(one.add)
-        found[f"merge, {name}"] = timed(lambda x, on, one=one: (setattr(one, "unmerged", 1), one._merge()))
-        for called in ("relu", "gelu_pytorch_tanh", "gelu_new"):
-            module = ACT2FN[called]
-            if not every:
-                found[f"{called} alone"] = timed(lambda x, on, module=module: module(x))
-            activation = Activation.of(module, ready[0][0])
-            assert activation is not None
-            found[f"{called} and read, {name}"] = timed(
-                lambda x, on, one=one, activation=activation: one.activate(activation, x, on)
-            )
+    for x, on in ready * 2:
+        collector.add(x, on)
+    collector.troubles()
+    gigabytes = sum(x.numel() * 2 for x, _ in ready) / 1e9 / len(ready)
+    found: dict[str, Any] = {"shape": shape, "gigabytes": round(gigabytes, 3), "read": timed(collector.add)}
+    for name in ("relu", "gelu_pytorch_tanh", "gelu_new"):
+        module = ACT2FN[name]
+        activation = Activation.of(module, ready[0][0])
+        assert activation is not None
+        found[name] = {
+            "alone": timed(lambda x, on, module=module: module(x)),
+            "with the read": timed(lambda x, on, activation=activation: collector.activate(activation, x, on)),
+        }
     return found
 
 
@@ -359,18 +361,18 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     for shape in chosen.shapes:
         if chosen.kernels:
-            print(json.dumps(kernels(shape, chosen.device)), flush=True)
-            continue
-        if chosen.corpus:
-            shape, result = "end to end", end_to_end(chosen.corpus, chosen.tokens, chosen.device)
+            shape, results = "kernels", iter([kernels(shape, chosen.device)])
+        elif chosen.corpus:
+            shape, results = "end to end", iter([end_to_end(chosen.corpus, chosen.tokens, chosen.device)])
         else:
-            result = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
-        result["date"] = datetime.now(UTC).date().isoformat()
-        result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}"
+            results = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
+        for result in results:
+            result["date"] = datetime.now(UTC).date().isoformat()
+            result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}"
+            if chosen.out:
+                known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+                chosen.out.write_text(json.dumps(known | {shape: result}, indent=2) + "\n")
         print(json.dumps(result, indent=2), flush=True)
-        if chosen.out:
-            known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-            chosen.out.write_text(json.dumps(known | {shape: result}, indent=2) + "\n")
         torch.cuda.empty_cache()
 
 

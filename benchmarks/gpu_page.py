@@ -9,21 +9,29 @@ from typing import Any
 from benchmarks.table import put_between_markers
 
 DOCS = Path(__file__).parents[1] / "docs"
-PROJECTED = "<!-- projected -->"
+KERNELS, END_TO_END, PROJECTED = "<!-- kernels -->", "<!-- end to end -->", "<!-- projected -->"
+
+
+def measured() -> dict[str, Any]:
+    """docs/gpu.json, which `python -m benchmarks.gpu` writes."""
+    found: dict[str, Any] = json.loads((DOCS / "gpu.json").read_text("utf-8"))
+    return found
 
 
 def looked() -> str:
-    """Markdown, from docs/gpu.json, which `python -m benchmarks.gpu` writes."""
-    found: dict[str, Any] = json.loads((DOCS / "gpu.json").read_text("utf-8"))
-    return "\n\n".join(_looked(name, one) for name, one in found.items())
+    """Markdown: the index pass against the bare trunk."""
+    return "\n\n".join(_looked(name, one) for name, one in measured().items() if "ways" in one)
 
 
 def _looked(name: str, one: dict[str, Any]) -> str:
+    read, parts = one["parts"].split(" of ")
+    cut = "" if read == parts else f" The run was cut short: {one['parts']} parts."
+    again = f"; batches were read again at {one['read_again']}" if "read_again" in one else ""
+    memory = f"; {one['peak_memory'] / 1e9:.1f} GB of memory" if "peak_memory" in one else ""
     lines = [
         f"**{name}**: {one['layers']} layers of {one['d']}, {one['cells']:,} cells, {one['tokens']:,} tokens in batches of "
         f"up to {one['batch_tokens']:,}, {one['padding']:.1%} of them padding. The trunk runs at {one['tflops']:.0f} "
-        f"TFLOP/s; {one['peak_memory'] / 1e9:.1f} GB of memory; batches were read again at {one['read_again']}. "
-        f"{one['machine']}, {one['date']}.",
+        f"TFLOP/s{memory}{again}.{cut} {one['machine']}, {one['date']}.",
         "",
         "| way | whole | median | spread | tokens/s |",
         "|---|---|---|---|---|",
@@ -37,6 +45,45 @@ def _looked(name: str, one: dict[str, Any]) -> str:
         )
     lines += [f"| {way}, one part | {times['part']:.2f} | | | |" for way, times in one["ways"].items() if way not in whole]
     return "\n".join(lines)
+
+
+def activated() -> str:
+    """Markdown: what the activation takes, alone and with the read."""
+    one = measured()["kernels"]
+    rows = {name: times for name, times in one.items() if isinstance(times, dict)}
+    return "\n".join(
+        [
+            "| activation | alone, µs | with the read, µs |",
+            "|---|---|---|",
+            *(f"| `{name}` | {times['alone']:,.0f} | {times['with the read']:,.0f} |" for name, times in rows.items()),
+            "",
+            f"One layer of the shape {one['shape']}, a batch of {one['gigabytes']:.2f} GB; the read alone takes "
+            f"{one['read']:.0f} µs. {one['machine']}, {one['date']}.",
+        ]
+    )
+
+
+def finished() -> str:
+    """Markdown: from files to a finished run."""
+    one = measured()["end to end"]
+    before = one["seconds"] - one["reading_seconds"] - one["writing_seconds"]
+    return "\n".join(
+        [
+            "| | |",
+            "|---|---|",
+            f"| tokens | {one['tokens']:,} in {one['shards']} shards |",
+            f"| the bare trunk on ready batches | {one['bare_seconds']:.1f} s |",
+            f"| from files to a finished run | {one['seconds']:.1f} s, **{one['ratio']:.3f}** times as long |",
+            f"| before reading, reading, writing the run | {before:.1f}, {one['reading_seconds']:.1f} and "
+            f"{one['writing_seconds']:.1f} s |",
+            f"| tokens a second, all in all | {one['tokens_per_second']:,} |",
+            f"| tokens a second that the text alone could be fed at | {one['fed_tokens_per_second']:,} |",
+            f"| GPU memory | {one['peak_memory'] / 1e9:.1f} GB |",
+            f"| run folder | {one['run_folder_bytes'] / 1e9:.2f} GB |",
+            "",
+            f"{one['machine']}, {one['date']}.",
+        ]
+    )
 
 
 def projected() -> str:
@@ -69,4 +116,6 @@ NAMES = {
 
 if __name__ == "__main__":
     put_between_markers(DOCS / "gpu.md", looked())
+    put_between_markers(DOCS / "gpu.md", activated(), KERNELS)
+    put_between_markers(DOCS / "gpu.md", finished(), END_TO_END)
     put_between_markers(DOCS / "gpu.md", projected(), PROJECTED)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 HALVES = (torch.bfloat16, torch.float16)
 """Types of which there are few enough numbers to try them all."""
+PIECE = 511
+"""Numbers in a piece that is smaller than what a block of a GPU's threads takes, and no multiple of a vector."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,25 @@ class Activation:
 
 @torch.inference_mode()
 def _table(module: nn.Module, like: Tensor) -> Shaped[Tensor, "65536"] | None:
-    """All answers, if each depends on its own number alone."""
+    """All answers, if each depends on its own number alone, and not on where in a tensor that stands."""
     numbers = torch.arange(1 << 16, device=like.device).to(torch.int16).view(like.dtype)
-    made = module(numbers)
-    other = module(numbers.flip(0).view(256, 256))
-    if made.dtype != like.dtype or made.shape != numbers.shape or other.shape != (256, 256):
+    rows = numbers.flip(0).view(256, 256)
+    try:
+        made, backwards = module(numbers), module(rows)
+        # What is left behind the last full vector, or block, is another piece of code.
+        pieces = torch.cat([module(piece.clone()) for piece in numbers.split(PIECE)])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None  # not a function of numbers, whatever else it is
+    if backwards.shape != rows.shape or any(one.dtype != like.dtype for one in (made, backwards, pieces)):
         return None
-    other = other.flatten().flip(0)
-    same = (made.view(torch.int16) == other.view(torch.int16)) | (made.isnan() & other.isnan())
-    return made if bool(same.all()) else None
+    alike = all(_same_bits(made, other) for other in (backwards.flatten().flip(0), pieces))
+    return made if alike else None
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(((one.view(torch.int16) == other.view(torch.int16)) | (one.isnan() & other.isnan())).all())
 
 
 class Watch:

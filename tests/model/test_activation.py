@@ -1,0 +1,144 @@
+"""The activation: found where it stands alone in front of the values, known on every 16-bit number, and put back."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from ffmem.model.activation import Activation, Watch
+from ffmem.model.spots import hooked
+from tests.tiny import UNKNOWN, VARIANTS
+
+
+def watched(model, ids):
+    """The module that was found in each layer."""
+    watches = [Watch(block, value) for block, value in zip(model.blocks, model.value_modules, strict=True)]
+    with torch.inference_mode(), hooked(*(install for watch in watches for install in watch.installs())):
+        model.model(ids)
+    return [watch.found for watch in watches]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_layer_without_a_gate_has_one_and_no_layer_with_a_gate(memories, ids, variant):
+    model = memories(variant)
+    found = watched(model, ids)
+    assert [module is None for module in found] == [model.family.gated] * model.layers
+    assert len(set(found)) == (1 if model.family.gated else model.layers)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "gpt2-relu", "opt", "adaptive_lm", "bloom", "phi"])
+def test_coefficients_that_are_made_from_what_enters_it_are_the_models_own(memories, ids, variant):
+    model = memories(variant, torch.bfloat16)
+    own = []
+    with model.reading(lambda _, m: own.append(m.clone())) as forward:
+        forward(ids)
+    made = []
+
+    def make(activation, x):
+        m = x.relu() if activation.kind == "relu" else activation.table[x.view(torch.int16).long() & 0xFFFF]
+        made.append(m)
+        return m
+
+    activating = {
+        layer: lambda x, activation=activation: make(activation, x) for layer, activation in enumerate(model.activations, 1)
+    }
+    with model.reading(lambda *_: pytest.fail("no layer is left to visit"), activating=activating) as forward:
+        forward(ids)
+    assert len(made) == model.layers
+    assert all(torch.equal(a, b) for a, b in zip(made, own, strict=True))
+
+
+def test_in_float32_only_relu_can_be_known(memories):
+    assert memories("gpt2").activations == [None] * memories("gpt2").layers
+    assert [activation.kind for activation in memories("opt").activations] == ["relu"] * memories("opt").layers
+
+
+@pytest.mark.parametrize("variant", UNKNOWN)
+def test_a_model_found_by_shape_has_one_or_none_in_all_layers(memories, variant):
+    model = memories(variant, torch.bfloat16)
+    assert len({None if activation is None else activation.kind for activation in model.activations}) == 1
+
+
+def test_it_is_put_back_even_after_an_error(memories, ids):
+    model = memories("opt")
+
+    def broken(_):
+        raise RuntimeError("on purpose")
+
+    with (
+        pytest.raises(RuntimeError, match="on purpose"),
+        model.reading(lambda *_: None, activating={1: broken}) as forward,
+    ):
+        forward(ids)
+    assert all("forward" not in vars(activation.module) for activation in model.activations)
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "quick_gelu", "silu", "relu2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_table_holds_what_a_module_makes_of_every_number(name, dtype):
+    module = ACT2FN[name]
+    table = Activation.of(module, torch.zeros(1, dtype=dtype)).table
+    x = torch.randn(40, 30, dtype=dtype) * 3
+    assert torch.equal(table[x.view(torch.int16).long() & 0xFFFF], module(x))
+
+
+class ByPlace(nn.Module):
+    """Rounds otherwise behind the last full vector of eight."""
+
+    def forward(self, x):
+        last = x.numel() // 8 * 8
+        flat = x.flatten()
+        return torch.cat([flat[:last].float().exp().to(x.dtype), flat[last:].exp() * 1.01]).view(x.shape)
+
+
+def test_a_module_whose_answers_depend_on_the_place_in_a_tensor_has_none():
+    assert Activation.of(ByPlace(), torch.zeros(1, dtype=torch.bfloat16)) is None
+
+
+MIXING = [nn.Softmax(-1), nn.Flatten(0), nn.GLU(), nn.LayerNorm(256, dtype=torch.bfloat16)]
+
+
+@pytest.mark.parametrize("module", MIXING, ids=str)
+def test_a_module_that_mixes_or_moves_numbers_has_none(module):
+    assert Activation.of(module, torch.zeros(1, dtype=torch.bfloat16)) is None
+
+
+class Block(nn.Module):
+    """A feed-forward layer in which something may happen behind the activation."""
+
+    def __init__(self, behind, calls=1):
+        super().__init__()
+        self.act, self.value, self.behind, self.calls = nn.ReLU(), nn.Linear(4, 4), behind, calls
+
+    def forward(self, x):
+        for _ in range(self.calls):
+            m = self.act(x)
+        return self.value(self.behind(m))
+
+
+@pytest.mark.parametrize(
+    ("behind", "calls", "found"),
+    [
+        (lambda m: m, 1, True),
+        (lambda m: m.view(-1, 4), 1, True),
+        (lambda m: m.mul_(2), 1, False),
+        (lambda m: m * 2, 1, False),
+        (lambda m: m, 2, False),
+    ],
+    ids=["alone", "reshaped", "changed in place", "changed", "called twice"],
+)
+def test_it_is_found_only_where_its_output_enters_the_value_matrix_untouched(behind, calls, found):
+    block = Block(behind, calls)
+    watch = Watch(block, block.value)
+    with torch.inference_mode(), hooked(*watch.installs()):
+        block(torch.randn(2, 3, 4))
+    assert (watch.activation() is not None) == found
+
+
+def test_a_module_whose_forward_is_not_its_own_is_left_alone():
+    block = Block(lambda m: m)
+    block.act.forward = lambda x: x.relu()
+    watch = Watch(block, block.value)
+    with torch.inference_mode(), hooked(*watch.installs()):
+        block(torch.randn(2, 3, 4))
+    assert watch.activation() is None
