@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, models
 from transformers.activations import ACT2FN
 
 import ffmem
+from benchmarks.events import events
 from ffmem.corpus.plan import Batch, Corpus, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
@@ -39,6 +40,7 @@ from ffmem.corpus.workers import cores
 from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device
 from ffmem.index.origin import SHARD_TOKENS, Subject, auto_batch_tokens
 from ffmem.index.statistics import GPU_EVERY
+from ffmem.index.worker import take_over_activations
 from ffmem.model.activation import Activation
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
@@ -119,6 +121,7 @@ class Pass:
             )
             for layer, cells in enumerate(model.cells, 1)
         }
+        take_over_activations(model, self.collectors)
 
     def __call__(self, batches: list[Batch]) -> None:
         for group in self._groups(batches):
@@ -202,7 +205,7 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
     if usual:
         ways[USUAL] = UsualWay(model)
     for name, way in ways.items():
-        way(batches[:: len(batches) // 3])
+        way(batches[:: max(1, len(batches) // 3)])
         print(f"{shape}: {name} is warm", file=sys.stderr, flush=True)
     # The warm-up's triggers must not count.
     ways |= {name: Pass(model, way.collectors[1].every) for name, way in ways.items() if isinstance(way, Pass)}
@@ -267,13 +270,14 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
     collector = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=0, device=torch.device(device))
 
     def timed(work: Callable[[torch.Tensor, DeviceBatch], Any]) -> float:
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        for event in events:  # the first time is for getting warm
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        for event in events[:2]:  # the first time is for getting warm
             event.record()
             for x, on in ready:
                 work(x, on)
+        events[2].record()
         torch.cuda.synchronize()
-        return round(1000 * events[0].elapsed_time(events[1]) / len(ready), 1)
+        return round(1000 * events[1].elapsed_time(events[2]) / len(ready), 1)
 
     for x, on in ready * 2:
         collector.add(x, on)
@@ -282,12 +286,9 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"shape": shape, "gigabytes": round(gigabytes, 3), "read": timed(collector.add)}
     for name in ("relu", "gelu_pytorch_tanh", "gelu_new"):
         module = ACT2FN[name]
-        activation = Activation.of(module, ready[0][0])
-        assert activation is not None
-        found[name] = {
-            "alone": timed(lambda x, on, module=module: module(x)),
-            "with the read": timed(lambda x, on, activation=activation: collector.activate(activation, x, on)),
-        }
+        collector.activation = Activation.of(module, ready[0][0])
+        assert collector.activation is not None
+        found[name] = {"alone": timed(lambda x, on, module=module: module(x)), "with the read": timed(collector.activate)}
     return found
 
 
@@ -313,8 +314,8 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
             "tokens": index.counts["tokens"],
             "shards": index.counts["shards"],
             "seconds": round(whole, 2),
-            "reading_seconds": index.folder.events("finished")[-1]["seconds"],
-            "writing_seconds": index.folder.events("written")[-1]["seconds"],
+            "reading_seconds": events(index, "finished")[-1]["seconds"],
+            "writing_seconds": events(index, "written")[-1]["seconds"],
             "tokens_per_second": round(index.counts["tokens"] / whole),
             "run_folder_bytes": index.folder.disk_use(),
             "peak_memory": torch.cuda.max_memory_allocated(),

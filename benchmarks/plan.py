@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.events import events
 from benchmarks.table import put_between_markers
 from ffmem.index.planning import plan
 from ffmem.index.rates import Rate
@@ -72,7 +73,7 @@ def compare(
     )
     rows: dict[str, tuple[float, float]] = {}
     if seconds is None:
-        finished = index.folder.events("finished")
+        finished = events(index, "finished")
         if (read := sum(line["tokens"] for line in finished)) != counts["tokens"]:
             raise SystemExit(f"{run} was killed on its way: {read:,} of {counts['tokens']:,} tokens have times")
         rows["time to read, s"] = (said.time.reading, sum(line["seconds"] for line in finished))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import ffmem
+from benchmarks.events import events
 from ffmem.corpus.workers import cores
 from ffmem.demonstration import agreement, worth_seeing
 from ffmem.experiments import run_experiments
@@ -45,8 +46,8 @@ def measure(corpus: list[Path], run: Path) -> dict[str, Any]:
         "shards": index.counts["shards"],
         "padding_share": index.counts["padding_share"],
         "seconds": round(whole, 1),
-        "reading_seconds": index.folder.events("finished")[-1]["seconds"],
-        "writing_seconds": index.folder.events("written")[-1]["seconds"],
+        "reading_seconds": events(index, "finished")[-1]["seconds"],
+        "writing_seconds": events(index, "written")[-1]["seconds"],
         "tokens_per_second": round(index.counts["tokens"] / whole),
         "run_folder_bytes": index.folder.disk_use(),
         "gpu_memory_beyond_the_model": torch.cuda.max_memory_allocated() - weights if gpu else None,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from ffmem.corpus import plan
-from ffmem.corpus.feeder import can_feed
-from ffmem.corpus.sources import Texts
+from ffmem.corpus.feeder import Feeder, can_feed
+from ffmem.corpus.sources import TextFile, Texts
 from ffmem.words import CorpusError
 from tests.tiny import some_text
 
@@ -177,6 +178,59 @@ def test_a_program_that_ends_in_the_middle_leaves_nobody_behind(long_text, tmp_p
     while alive() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive()
+
+
+class Told(TextFile):
+    """A source that tells what its process was told."""
+
+    def records(self, skipped):
+        yield os.environ.get("FFMEM_TEST_WORD", "nothing")
+
+
+class Odd(TextFile):
+    """A source that fails in its own way."""
+
+    def records(self, skipped):
+        raise KeyError(os.getpid())
+
+
+def test_the_process_has_todays_environment_and_its_own_errors_come_with_their_name(corpus_of, text, monkeypatch):
+    corpus = corpus_of(text)
+    corpus.workers = 2
+    assert len(list(corpus.shards_ahead())) > 0, "there is a server now"
+    monkeypatch.setenv("FFMEM_TEST_WORD", "the king")
+    corpus.sources = [Odd(text)]
+    with pytest.raises(RuntimeError, match=r"in the process that reads the text: KeyError: \d+") as error:
+        list(corpus.shards_ahead())
+    assert str(os.getpid()) not in str(error.value)
+    corpus.sources = [Told(text)]
+    (shard,) = corpus.shards_ahead()
+    assert [sentence.text for sentence in shard.sentences] == ["the king"]
+
+
+def test_behind_the_end_there_is_nothing_and_a_close_takes_no_time(corpus_of, text, long_text):
+    corpus = corpus_of(text)
+    corpus.workers = 2
+    shards = corpus.shards_ahead()
+    assert list(shards)
+    assert list(shards) == []
+    slow = corpus_of(long_text, shard_tokens=10**9)
+    slow.workers = 2
+    begun = slow.shards_ahead()
+    began = time.monotonic()
+    begun.close()
+    assert time.monotonic() - began < 3
+    assert list(begun) == []
+
+
+def test_a_source_that_cannot_be_sent_is_read_here(corpus_of, text):
+    corpus = corpus_of(text, shard_tokens=300)
+    expected = flat(corpus.shards_ahead())
+    corpus.workers = 2
+    corpus.sources[0].lock = threading.Lock()
+    shards = corpus.shards_ahead()
+    assert not isinstance(shards, Feeder)
+    assert flat(shards) == expected
 
 
 def test_texts_in_memory_and_classes_of_a_script_stay_in_this_process(corpus_of, text):

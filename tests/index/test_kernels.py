@@ -9,6 +9,7 @@ from ffmem import load_model
 from ffmem.corpus.plan import Batch
 from ffmem.corpus.tokens import prefix_keys
 from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch
+from ffmem.index.worker import take_over_activations
 from ffmem.model.activation import Activation
 from tests.tiny import tiny_model
 
@@ -86,12 +87,13 @@ def test_coefficients_made_on_the_way_are_the_activations_own_and_so_is_what_is_
     assert activation is not None
     assert activation.kind == kind
     plain, fused = collector(fused=False), collector(fused=True)
+    fused.activation = activation
     for seed in range(2):
         batch = make_batch(seed, start=1 - seed, first=100 * seed)
         x, on = coefficients(seed, batch, dtype), DeviceBatch(batch, DEVICE)
         m = module(x)
         plain.add(m, on)
-        made = fused.activate(activation, x, on)
+        made = fused.activate(x, on)
         assert torch.equal(made, m)  # in front of the first token and behind the last one too
         fused.troubles()
     for one in (plain, fused):
@@ -101,7 +103,6 @@ def test_coefficients_made_on_the_way_are_the_activations_own_and_so_is_what_is_
 
 def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back(tokenizer):
     model = load_model(tiny_model("gpt2").to(DEVICE, torch.bfloat16), tokenizer=tokenizer)
-    assert [activation.kind for activation in model.activations] == ["table"] * model.layers
     batches = [make_batch(seed, rows=3, width=6, first=3 * seed, words=30) for seed in range(2)]
     found = []
     for fused in (False, True):
@@ -111,16 +112,20 @@ def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back
             )
             for layer, cells in enumerate(model.cells, 1)
         }
+        take_over_activations(model, collectors)
+        assert {one.activation.kind if one.activation else None for one in collectors.values()} == {
+            "table" if fused else None
+        }
         for batch in batches:
             read_batch(model, batch, collectors)
         if fused:
             assert read_again(model, batches, collectors) == 0
+            assert all("forward" not in vars(one.activation.module) for one in collectors.values())
         for one in collectors.values():
             one.end_shard()
         found.append(collectors)
     for layer in found[0]:
         assert_same(found[0][layer], found[1][layer])
-    assert all("forward" not in vars(activation.module) for activation in model.activations)
 
 
 @pytest.mark.parametrize("aside", [True, False])

@@ -10,6 +10,8 @@ import time
 import pytest
 
 from ffmem import build_index
+from ffmem.corpus import plan
+from ffmem.corpus.feeder import can_feed
 from ffmem.index import folder as folder_module
 from ffmem.words import CorpusError, RunError
 from tests.index.reference import SETTINGS, content
@@ -27,7 +29,13 @@ class Crash(BaseException):
     """Stands for the moment of a kill."""
 
 
-def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(gpt2, long_text, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("fed", [False, pytest.param(True, marks=pytest.mark.skipif(not can_feed(), reason="Linux only"))])
+def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(
+    gpt2, long_text, whole, tmp_path, monkeypatch, fed
+):
+    if fed:  # as with a GPU: a process reads the text
+        monkeypatch.setattr(plan, "SMALL", 0)
+        monkeypatch.setattr(plan.Corpus, "readers", 2)
     replace = os.replace
     writes = 0
     run = tmp_path / "run"

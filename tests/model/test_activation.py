@@ -1,10 +1,13 @@
 """The activation: found where it stands alone in front of the values, known on every 16-bit number, and put back."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from ffmem.live.intervene import intervene
 from ffmem.model.activation import Activation, Watch
 from ffmem.model.spots import hooked
 from tests.tiny import UNKNOWN, VARIANTS
@@ -40,7 +43,7 @@ def test_coefficients_that_are_made_from_what_enters_it_are_the_models_own(memor
         return m
 
     activating = {
-        layer: lambda x, activation=activation: make(activation, x) for layer, activation in enumerate(model.activations, 1)
+        layer: (activation, partial(make, activation)) for layer, activation in enumerate(model.find_activations(), 1)
     }
     with model.reading(lambda *_: pytest.fail("no layer is left to visit"), activating=activating) as forward:
         forward(ids)
@@ -49,28 +52,42 @@ def test_coefficients_that_are_made_from_what_enters_it_are_the_models_own(memor
 
 
 def test_in_float32_only_relu_can_be_known(memories):
-    assert memories("gpt2").activations == [None] * memories("gpt2").layers
-    assert [activation.kind for activation in memories("opt").activations] == ["relu"] * memories("opt").layers
+    assert memories("gpt2").find_activations() == [None] * memories("gpt2").layers
+    assert [activation.kind for activation in memories("opt").find_activations()] == ["relu"] * memories("opt").layers
 
 
 @pytest.mark.parametrize("variant", UNKNOWN)
 def test_a_model_found_by_shape_has_one_or_none_in_all_layers(memories, variant):
     model = memories(variant, torch.bfloat16)
-    assert len({None if activation is None else activation.kind for activation in model.activations}) == 1
+    assert len({None if activation is None else activation.kind for activation in model.find_activations()}) == 1
 
 
 def test_it_is_put_back_even_after_an_error(memories, ids):
     model = memories("opt")
+    activation = model.find_activations()[0]
 
     def broken(_):
         raise RuntimeError("on purpose")
 
     with (
         pytest.raises(RuntimeError, match="on purpose"),
-        model.reading(lambda *_: None, activating={1: broken}) as forward,
+        model.reading(lambda *_: None, activating={1: (activation, broken)}) as forward,
     ):
         forward(ids)
-    assert all("forward" not in vars(activation.module) for activation in model.activations)
+    assert "forward" not in vars(activation.module)
+
+
+def test_where_others_change_coefficients_or_look_at_the_activation_it_is_left_alone(memories):
+    model = memories("opt")
+    with intervene(model, "L1D0=5", at="3:"):
+        assert model.find_activations() == [None] * model.layers
+    first, *others = model.find_activations()
+    handle = first.module.register_forward_hook(lambda *_: None)
+    try:
+        assert model.find_activations() == [None, *others]
+    finally:
+        handle.remove()
+    assert model.find_activations() == [first, *others]
 
 
 @pytest.mark.parametrize("name", ["gelu_new", "quick_gelu", "silu", "relu2"])
@@ -133,6 +150,15 @@ def test_it_is_found_only_where_its_output_enters_the_value_matrix_untouched(beh
     with torch.inference_mode(), hooked(*watch.installs()):
         block(torch.randn(2, 3, 4))
     assert (watch.activation() is not None) == found
+
+
+def test_one_that_works_in_place_or_stands_behind_another_is_not_taken_for_it():
+    assert Activation.of(nn.ReLU(inplace=True), torch.zeros(1)) is None
+    block = Block(nn.Dropout(0.5).eval())
+    watch = Watch(block, block.value)
+    with torch.inference_mode(), hooked(*watch.installs()):
+        block(torch.randn(2, 3, 4))
+    assert watch.found is block.act
 
 
 def test_a_module_whose_forward_is_not_its_own_is_left_alone():

@@ -10,44 +10,58 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from contextlib import suppress
+from functools import cache
 from mmap import mmap
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
-from ffmem.corpus.workers import METHOD, ended, get_ready, hidden_main
+from ffmem.corpus.tokens import cut_records
+from ffmem.corpus.workers import METHOD, ended, forked, get_ready, hidden_main
+from ffmem.words import FfmemError
 
 if TYPE_CHECKING:
-    from ffmem.corpus.plan import Corpus, Feed, Shard
+    from ffmem.corpus.plan import Shard
 
 AHEAD = 2
 """Shards that are ready, or being made, before they are asked for."""
 ALIGNED = 64
 """Bytes that arrays begin at a multiple of."""
-PATIENCE = 10.0
-"""Seconds that the process has for ending by itself."""
 
 
+@cache
 def can_feed() -> bool:
     """Whether there is memory here that a process can hand to another, and a process without threads to fork."""
-    return METHOD == "forkserver" and hasattr(os, "memfd_create")
+    if METHOD != "forkserver" or not hasattr(os, "memfd_create"):
+        return False
+    try:
+        os.close(os.memfd_create("ffmem"))
+    except OSError:
+        return False
+    return True
 
 
 class Feeder:
-    """The shards that `feed(corpus, stopped)` gives, made by a process of their own, which begins at once."""
+    """The shards that `feed(corpus, stopped)` gives, made by a process of their own, which begins at once.
 
-    def __init__(self, corpus: Corpus, feed: Feed) -> None:
+    `packed` is the pickled pair of them.
+    """
+
+    def __init__(self, packed: bytes) -> None:
         get_ready()
         context: Any = get_context(METHOD)
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, pickle.dumps((corpus, feed))), name="ffmem-feeder")
+        # The server may be older than what the environment says now.
+        self.process = context.Process(target=_serve, args=(theirs, dict(os.environ), packed), name="ffmem-feeder")
         with hidden_main():
             self.process.start()
         theirs.close()
         # A process that is not told to end would be waited for at exit.
         self._hang_up = Finalize(self, self.pipe.close, exitpriority=1)
+        self._closed = False
         for _ in range(AHEAD):
             self._ask()
 
@@ -55,6 +69,8 @@ class Feeder:
         return self
 
     def __next__(self) -> Shard:
+        if self._closed:
+            raise StopIteration
         try:
             item = _taken(self.pipe)
         except (EOFError, OSError) as error:
@@ -71,15 +87,17 @@ class Feeder:
             self.pipe.send(None)
 
     def close(self) -> None:
+        """End the process; its readers end with it."""
+        self._closed = True
         self._hang_up()
-        self.process.join(PATIENCE)
         self.process.kill()
         self.process.join()
 
 
-def _serve(pipe: Connection, packed: bytes) -> None:
-    """Send a shard for every word from the other side, then the end; end too when the other side is gone."""
+def _serve(pipe: Connection, environment: dict[str, str], packed: bytes) -> None:
+    """Make and send a shard for every word from the other side, then the end; end too when the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    os.environ.update(environment)
     wanted, stopped = threading.Semaphore(0), threading.Event()
 
     def listen() -> None:
@@ -93,21 +111,18 @@ def _serve(pipe: Connection, packed: bytes) -> None:
     with suppress(OSError):
         try:
             corpus, feed = pickle.loads(packed)
-            # Readers are forks of this process, which have the tokenizer at once: up to the first shard it has no threads.
-            corpus.forking = True
             os.register_at_fork(after_in_child=pipe.close)  # or the other side would not see that this one is gone
-            shards = iter(feed(corpus, stopped))
-            shard = next(shards, None)
+            # Forks of this process, which have the tokenizer at once: it has no threads yet.
+            corpus.pool = forked(cut_records, corpus.tools, corpus.readers)
             threading.Thread(target=listen, daemon=True).start()
-            while shard is not None:
-                wanted.acquire()
-                if stopped.is_set():
-                    return
-                _give(pipe, shard)
-                shard = next(shards, None)
-            _give(pipe, StopIteration())
-        except Exception as error:
+            shards = iter(feed(corpus, stopped))
+            while wanted.acquire() and not stopped.is_set():
+                _give(pipe, next(shards, StopIteration()))
+        except FfmemError as error:
             _give(pipe, error)
+        except Exception as error:
+            traceback.print_exc()
+            _give(pipe, RuntimeError(f"in the process that reads the text: {type(error).__name__}: {error}"))
 
 
 def _give(pipe: Connection, item: Any) -> None:
@@ -117,8 +132,8 @@ def _give(pipe: Connection, item: Any) -> None:
     arrays: list[pickle.PickleBuffer] = []
     head = pickle.dumps(item, protocol=5, buffer_callback=arrays.append)
     sizes = [array.raw().nbytes for array in arrays]
-    pipe.send((head, sizes))
     if not sizes:
+        pipe.send((head, sizes))
         return
     memory = os.memfd_create("ffmem-shard")
     try:
@@ -130,6 +145,7 @@ def _give(pipe: Connection, item: Any) -> None:
                 written += os.pwrite(memory, part[written:], at + written)
             at = _behind(at, size)
         os.ftruncate(memory, max(1, at))
+        pipe.send((head, sizes))
         send_handle(pipe, memory, None)
     finally:
         os.close(memory)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import threading
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -26,7 +28,7 @@ PADDING = 0.05
 CHUNK = 1 << 17
 """Characters that are segmented and tokenized together."""
 SMALL = 1 << 20
-"""Bytes of a source up to which starting processes takes longer than reading it."""
+"""Bytes of text up to which starting processes takes longer than reading it."""
 FIRST = 1 << 20
 """Tokens of the first shard, if it has no fewer; each is twice as large as the one before until it has its size. So work on
 large shards begins as soon as some text is ready."""
@@ -171,8 +173,8 @@ class Corpus:
     limit_tokens: int | None = None
     workers: int = 1
     """Processes that segment and tokenize; the plan is the same for any number."""
-    forking: bool = False
-    """Whether they may be forks of this process."""
+    pool: ProcessPoolExecutor | None = field(default=None, repr=False)
+    """Those that have been started already."""
 
     @property
     def readers(self) -> int:
@@ -184,7 +186,13 @@ class Corpus:
         """Whether a process reads it: it can have the text, and there is enough of that for several readers."""
         if self.readers < 2 or not can_feed() or any(map(_is_here_only, self.sources)):
             return False
-        return any((size := source.size()) is None or size > SMALL for source in self.sources)
+        sizes = [source.size() for source in self.sources]
+        return None in sizes or sum(size or 0 for size in sizes) > SMALL
+
+    @property
+    def tools(self) -> tuple[Segmenter, Encoder]:
+        """What `cut_records` needs."""
+        return Segmenter(self.unit, self.language), self.encoder
 
     def shards(self, done: Mapping[int, Span] | None = None, stopped: threading.Event | None = None) -> Iterator[Shard]:
         """The shards that are not done yet, in order.
@@ -254,9 +262,8 @@ class Corpus:
         too, for what `Shard.planned` takes.
         """
         feed = Feed(dict(done or {}), planned)
-        if self.is_fed:
-            return Feeder(self, feed)
-        return ahead(lambda stopped: feed(self, stopped), 1, name="ffmem-corpus")
+        packed = _packed((self, feed)) if self.is_fed else None
+        return Feeder(packed) if packed else ahead(lambda stopped: feed(self, stopped), 1, name="ffmem-corpus")
 
     def _records(
         self, done: Mapping[int, Span], skipped: Counter[str], stopped: threading.Event | None = None
@@ -340,8 +347,7 @@ class Corpus:
             marks.append([mark for _, mark in waiting])
             yield [text for text, _ in waiting]
 
-        common = (Segmenter(self.unit, self.language), self.encoder)
-        for cut in shared(cut_records, common, chunks(), workers=self.readers, forking=self.forking):
+        for cut in shared(cut_records, self.tools, chunks(), workers=self.readers, pool=self.pool):
             yield cut, marks.popleft()
 
 
@@ -362,6 +368,14 @@ class Feed:
 def _is_here_only(thing: object) -> bool:
     """Whether another process cannot have it: an iterable in memory, or of a class that the caller's script defines."""
     return isinstance(thing, Texts) or type(thing).__module__ == "__main__"
+
+
+def _packed(things: object) -> bytes | None:
+    """As another process can have them; None where it cannot."""
+    try:
+        return pickle.dumps(things)
+    except Exception:  # a source of the caller's may hold anything
+        return None
 
 
 def _can_be_read_again(source: Source) -> bool:

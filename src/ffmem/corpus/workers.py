@@ -49,12 +49,16 @@ def get_ready() -> None:
 
 
 def shared(
-    work: Callable[[Common, Item], Result], common: Common, items: Iterable[Item], *, workers: int, forking: bool = False
+    work: Callable[[Common, Item], Result],
+    common: Common,
+    items: Iterable[Item],
+    *,
+    workers: int,
+    pool: ProcessPoolExecutor | None = None,
 ) -> Iterator[Result]:
     """`work(common, item)` for every item, in order, by several processes. `common` is sent to each of them once.
 
-    `work` is a function of a module. Few items, or one worker, are done here. A process without threads and without a GPU
-    may be forked: then the others have what it has, at once, and begin before there are items.
+    `work` is a function of a module. Few items, or one worker, are done here, unless there is a pool (`forked`) for it.
 
     >>> list(shared(str.join, "-", [["a", "b"], ["c"]], workers=2))
     ['a-b', 'c']
@@ -64,9 +68,7 @@ def shared(
         return
     failed: list[Exception] = []
     rest = _readable(items, failed)
-    if forking:
-        pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (work, common))
-        pool.submit(cores)  # which starts them all
+    if pool is not None:
         yield from _by_processes(pool, rest, workers)
     elif len(first := list(islice(rest, FEW))) < FEW:
         yield from (work(common, item) for item in first)
@@ -76,6 +78,16 @@ def shared(
         yield from _by_processes(pool, chain(first, rest), workers)
     if failed:
         raise failed[0]
+
+
+def forked(work: Callable[[Common, Item], Result], common: Common, workers: int) -> ProcessPoolExecutor:
+    """Processes for `shared` that are forks of this one, and so have what it has; all of them begin now.
+
+    Only for a process that has neither threads nor a GPU.
+    """
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (work, common))
+    pool.submit(cores)  # whatever it is, it starts them all
+    return pool
 
 
 def _readable(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:

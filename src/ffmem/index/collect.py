@@ -102,6 +102,8 @@ class LayerCollector:
         self.shard = Statistics(cells, device) if every else None
         self.latest = _sums(self.total) if self.total else {}
         """The sums of the shard that was read last."""
+        self.activation: Activation | None = None
+        """What makes the coefficients, where this may: see `activate`."""
         self.flags = torch.zeros(4, dtype=torch.int32, device=device)
         self.merged = self.unmerged = 0
         """Rows that the thresholds know of, and rows read since then."""
@@ -114,14 +116,11 @@ class LayerCollector:
             self._read(m[:, batch.start :], batch, self.shard)
         self._measure(m, batch)
 
-    def activate(
-        self, activation: Activation, x: Float[Tensor, "batch pos cells"], batch: DeviceBatch
-    ) -> Float[Tensor, "batch pos cells"]:
+    def activate(self, x: Float[Tensor, "batch pos cells"], batch: DeviceBatch) -> Float[Tensor, "batch pos cells"]:
         """Make a batch's coefficients and take them in the same read."""
-        assert self.fused
         x = x.contiguous()
         m = torch.empty_like(x)
-        self._sift(m, batch, activation, x)
+        self._sift(m, batch, x)
         self._measure(m, batch)
         return m
 
@@ -134,7 +133,7 @@ class LayerCollector:
         """Offer a batch's triggers once more, by the plain path; what is held already stays as it is."""
         self._read(m[:, batch.start :], batch, None)
 
-    def _sift(self, m: Tensor, batch: DeviceBatch, activation: Activation | None = None, x: Tensor | None = None) -> None:
+    def _sift(self, m: Tensor, batch: DeviceBatch, x: Tensor | None = None) -> None:
         """By the kernels, in as many steps as the waiting places allow.
 
         A sentence offers a cell one hit, so as many sentences as there are places never overflow. Later, sentences as many
@@ -162,7 +161,7 @@ class LayerCollector:
                     tops=tops,
                     statistics=self.shard,
                     flags=self.flags,
-                    activation=activation,
+                    activation=None if x is None else self.activation,
                     x=x,
                 )
             self.unmerged += len(rows)
@@ -277,13 +276,13 @@ def read_batch(model: MemoryModel, batch: Batch, collectors: dict[int, LayerColl
     def visit(layer: int, m: Tensor) -> None:
         (collectors[layer].add_again if again else collectors[layer].add)(m, on(m.device))
 
-    def activate(layer: int, activation: Activation, x: Tensor) -> Tensor:
-        return collectors[layer].activate(activation, x, on(x.device))
+    def activate(collector: LayerCollector, x: Tensor) -> Tensor:
+        return collector.activate(x, on(x.device))
 
     activating = {
-        layer: partial(activate, layer, activation)
+        layer: (collector.activation, partial(activate, collector))
         for layer, collector in collectors.items()
-        if collector.fused and not again and (activation := model.activations[layer - 1])
+        if collector.activation and not again
     }
     with model.reading(visit, collectors, activating) as forward:
         forward(to_device(batch.ids, model.device))

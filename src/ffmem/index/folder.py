@@ -160,11 +160,6 @@ class RunFolder:
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
         self.files.append(LOG, line + "\n")
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """What was noted of one kind, in order."""
-        events = [json.loads(line) for line in self.files.read_bytes(LOG).splitlines()]
-        return [event for event in events if event["event"] == kind]
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only writer. The lock is on the folder itself and ends with the process, however that ends.

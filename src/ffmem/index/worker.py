@@ -32,6 +32,7 @@ class Worker:
         self.settings = manifest["settings"]
         devices = {layer: model.value_modules[layer - 1].weight.device for layer in self.settings["layers"]}
         self.collectors = make_collectors(manifest, devices)
+        take_over_activations(model, self.collectors)
         self.covered = checkpoint.load(folder, name, self.collectors)
         self.threads = manifest["environment"]["threads"]
         self.encoder = Encoder(model.tokenizer, model.context)
@@ -120,6 +121,14 @@ def make_collectors(manifest: dict[str, Any], devices: dict[int, torch.device]) 
         )
         for layer, device in devices.items()
     }
+
+
+def take_over_activations(model: MemoryModel, collectors: dict[int, LayerCollector]) -> None:
+    """Let kernels that read the coefficients make them too, where they can."""
+    if any(collector.fused for collector in collectors.values()):
+        found = model.find_activations()
+        for layer, collector in collectors.items():
+            collector.activation = found[layer - 1] if collector.fused else None
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Activation:
     def of(module: nn.Module, like: Tensor) -> Activation | None:
         """What is known of a module for numbers of this type on this device; None where it cannot be known."""
         if type(module) is nn.ReLU:
-            return Activation(module, "relu")
+            return None if module.inplace else Activation(module, "relu")
         table = _table(module, like) if like.dtype in HALVES else None
         return None if table is None else Activation(module, "table", table)
 
@@ -44,8 +44,8 @@ def _table(module: nn.Module, like: Tensor) -> Shaped[Tensor, "65536"] | None:
         made, backwards = module(numbers), module(rows)
         # What is left behind the last full vector, or block, is another piece of code.
         pieces = torch.cat([module(piece.clone()) for piece in numbers.split(PIECE)])
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return None  # not a function of numbers, whatever else it is
+    except Exception:  # not a function of numbers, whatever else it is
+        return None
     if backwards.shape != rows.shape or any(one.dtype != like.dtype for one in (made, backwards, pieces)):
         return None
     alike = all(_same_bits(made, other) for other in (backwards.flatten().flip(0), pieces))
@@ -81,13 +81,15 @@ class Watch:
         # Nothing may have been done to it on the way, in place either.
         for module, (output, copy) in self.made.items():
             same = args[0].data_ptr() == output.data_ptr() and args[0].numel() == output.numel()
-            if same and torch.equal(args[0].flatten(), copy.flatten()):
+            if same and self.found is None and torch.equal(args[0].flatten(), copy.flatten()):
                 self.found = module
 
     def activation(self) -> Activation | None:
-        """What was found, if it is called once and by its class's own forward."""
+        """What was found, if it is called once, by its class's own forward, and nobody else looks at it or changes it."""
         module = self.found
         if module is None or self.calls[module] != 1 or "forward" in vars(module):
+            return None
+        if module._forward_hooks or module._forward_pre_hooks:
             return None
         return Activation.of(module, self.made[module][0])
 

@@ -175,13 +175,19 @@ class MemoryModel:
             scale=1 / divisor if divisor else getattr(self.config, "logit_scale", None) or 1.0,
         )
 
-    @cached_property
-    def activations(self) -> list[Activation | None]:
-        """The function that makes each layer's coefficients, where a pass may compute it in its own way."""
+    @torch.inference_mode()
+    def find_activations(self) -> list[Activation | None]:
+        """The function that makes each layer's coefficients, where a pass may compute it in its own way.
+
+        As the model is now: whoever changes coefficients in front of the values (`intervene`) leaves none.
+        """
+        from ffmem.model.check import probe_ids
+
+        if any(value._forward_pre_hooks for value in self.value_modules):
+            return [None] * self.layers
         watches = [Watch(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
-        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        with torch.inference_mode(), hooked(*(install for watch in watches for install in watch.installs())):
-            self.model.base_model(input_ids=ids, use_cache=False)
+        with hooked(*(install for watch in watches for install in watch.installs())):
+            self.model.base_model(input_ids=probe_ids(self), use_cache=False)
         return [watch.activation() for watch in watches]
 
     @contextmanager
@@ -189,7 +195,7 @@ class MemoryModel:
         self,
         visit: Visit,
         layers: Iterable[int] | None = None,
-        activating: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+        activating: Mapping[int, tuple[Activation, Callable[[Tensor], Tensor]]] | None = None,
     ) -> Iterator[Callable[[Tensor], None]]:
         """Give `visit` every wanted layer's coefficients, layer by layer, in each forward made inside.
 
@@ -197,8 +203,8 @@ class MemoryModel:
         been read, so neither that layer's values nor the vocabulary projection are computed. Padding needs no mask:
         a causal model never looks right.
 
-        For a layer in `activating`, which must have one of `activations`, the function there is called in place of the
-        activation: it gets what enters it and returns the coefficients, which `visit` is not given.
+        For a layer in `activating`, the function there is called in place of the activation: it gets what enters that and
+        returns the coefficients, which `visit` is not given.
         """
         wanted = parse_layers(layers, self.layers)
         activating = activating or {}
@@ -213,13 +219,8 @@ class MemoryModel:
 
             return lambda: self.value_modules[layer - 1].register_forward_pre_hook(hook)
 
-        def activate(layer: int) -> Callable[[], Any]:
-            def made(x: Tensor) -> Tensor:
-                return activating[layer](x.reshape(*shape[0], -1)).view(x.shape)
-
-            activation = self.activations[layer - 1]
-            assert activation is not None
-            return lambda: Replaced(activation.module, made)
+        def replace(activation: Activation, make: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
+            return lambda: Replaced(activation.module, lambda x: make(x.reshape(*shape[0], -1)).view(x.shape))
 
         def forward(ids: Int[Tensor, "batch pos"]) -> None:
             shape[0] = tuple(ids.shape)
@@ -230,7 +231,7 @@ class MemoryModel:
                 return
             raise ModelError(f"{self.name}: layer {wanted[-1]}'s value matrix was never called in a forward")
 
-        with hooked(*(look(layer) for layer in wanted), *(activate(layer) for layer in wanted if layer in activating)):
+        with hooked(*(look(layer) for layer in wanted), *(replace(*pair) for pair in activating.values())):
             yield forward
 
     def attending(self, columns: int) -> AbstractContextManager[None]:
