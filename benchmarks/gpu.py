@@ -270,14 +270,14 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
     collector = LayerCollector(1, cells, t=T, distinct="text", negative=False, every=0, device=torch.device(device))
 
     def timed(work: Callable[[torch.Tensor, DeviceBatch], Any]) -> float:
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        for event in events[:2]:  # the first time is for getting warm
-            event.record()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        for mark in marks[:2]:  # the first time is for getting warm
+            mark.record()
             for x, on in ready:
                 work(x, on)
-        events[2].record()
+        marks[2].record()
         torch.cuda.synchronize()
-        return round(1000 * events[1].elapsed_time(events[2]) / len(ready), 1)
+        return round(1000 * marks[1].elapsed_time(marks[2]) / len(ready), 1)
 
     for x, on in ready * 2:
         collector.add(x, on)
