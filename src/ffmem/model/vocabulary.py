@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -151,9 +151,9 @@ class Piece:
         """The rows in which a token of the piece may be as likely as this."""
         return (self.ceiling >= log_prob - SLACK).nonzero()[:, 0]
 
-    def holding(self, token: Int[Tensor, " n"]) -> Int[Tensor, " rows"]:
-        """The rows whose token is in the piece."""
-        return ((token >= self.low) & (token < self.low + self.size)).nonzero()[:, 0]
+    def holding(self, token: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Whether each row's token is in the piece."""
+        return (token >= self.low) & (token < self.low + self.size)
 
 
 @dataclass(frozen=True)
@@ -280,13 +280,15 @@ class ChunkedVocabulary(ABC):
 
         def judged(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
             ids = token[rows].to(pieces[0].ceiling.device)
-            own = torch.zeros_like(pieces[0].ceiling)
+            own, rank = torch.zeros_like(pieces[0].ceiling), torch.ones_like(ids)
             for piece in pieces:
-                if len(held := piece.holding(ids)):
-                    own[held] = piece.at(held).log_prob(ids[held])
-            rank = torch.ones_like(ids)
+                if len(held := piece.holding(ids).nonzero()[:, 0]):
+                    scored = piece.at(held)
+                    own[held] = scored.log_prob(ids[held])
+                    rank[held] += scored.before(own[held], ids[held])
             for piece in pieces:
-                if len(near := piece.reaching(own)):
+                near = piece.reaching(own)
+                if len(near := near[~piece.holding(ids)[near]]):
                     rank[near] += piece.at(near).before(own[near], ids[near])
             log_prob, top = _best(pieces)
             return top, log_prob, own, rank
