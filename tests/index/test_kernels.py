@@ -210,6 +210,7 @@ def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenize
         if fused:
             collectors[2].flags[0] = 1  # as if a hit had found no place
             assert read_again(model, batches, collectors) == 1
+            assert [one.overflows for one in collectors.values()] == [1, 0]
         for one in collectors.values():
             one.end_shard()
         found.append(collectors)

@@ -341,7 +341,8 @@ class _Run:
         }
         self.folder.write_manifest(self.manifest)
         checkpoint.clear(self.folder)
-        self.folder.log("written", seconds=round(time.monotonic() - began, 2))
+        again = sum(one.read_again for one in kept.values())
+        self.folder.log("written", seconds=round(time.monotonic() - began, 2), read_again=again)
 
 
 def _nothing_to_read(plan: Corpus, after: Any) -> str:

@@ -66,11 +66,17 @@ class Snapshot:
 
 
 def save(
-    folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
+    folder: RunFolder,
+    worker: str,
+    covered: list[int],
+    shard: Shard,
+    snapshot: Snapshot,
+    encoder: Encoder,
+    counted: dict[str, int],
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count."""
     try:
-        _save(folder, worker, covered, shard, snapshot, encoder, padded)
+        _save(folder, worker, covered, shard, snapshot, encoder, counted)
     except (OSError, pa.ArrowException, safetensors.SafetensorError) as error:
         raise RunError(
             f"{folder.place(WORK)}: cannot be written ({error}); make room, then give the same command again"
@@ -78,7 +84,13 @@ def save(
 
 
 def _save(
-    folder: RunFolder, worker: str, covered: list[int], shard: Shard, snapshot: Snapshot, encoder: Encoder, padded: int
+    folder: RunFolder,
+    worker: str,
+    covered: list[int],
+    shard: Shard,
+    snapshot: Snapshot,
+    encoder: Encoder,
+    counted: dict[str, int],
 ) -> None:
     numbers = snapshot.pointed_to(shard)
     sentences = shard.sentences.take(numbers - shard.first)
@@ -90,7 +102,7 @@ def _save(
         "since": shard.since.as_dict(),
         "after": shard.after.as_dict(),
         "last": shard.last,
-        "padded": padded,
+        **counted,
     }
     with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
         safetensors.torch.save_file(snapshot.sums, path, {"shard": json.dumps(facts)})
@@ -105,6 +117,8 @@ class Kept:
     span: Span
     padded: int
     """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
+    read_again: int
+    """Groups of batches and a layer that were read again, for want of waiting places on a GPU."""
 
 
 def kept(folder: RunFolder) -> dict[int, Kept]:
@@ -116,7 +130,7 @@ def kept(folder: RunFolder) -> dict[int, Kept]:
                 raise _damaged(folder, state, f"shard {number} is in two states")
             facts = _metadata(folder, f"{_shard(number)}.safetensors", "shard")
             span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
-            found[number] = Kept(span, facts["padded"])
+            found[number] = Kept(span, facts["padded"], facts["read_again"])
     return dict(sorted(found.items()))
 
 

@@ -105,6 +105,8 @@ class LayerCollector:
         self.activation: Activation | None = None
         """What makes the coefficients, where this may: see `activate`."""
         self.flags = torch.zeros(4, dtype=torch.int32, device=device)
+        self.overflows = 0
+        """Groups of batches in which a hit found no place, so that they were read again."""
         self.merged = self.unmerged = 0
         """Rows that the thresholds know of, and rows read since then."""
 
@@ -319,6 +321,7 @@ def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, Lay
                 raise not_finite(layer, model.dtype, group)
             if overflow:
                 overflowed[layer] = collector
+                collector.overflows += 1
     for batch in group if overflowed else []:
         read_batch(model, batch, overflowed, again=True)
     return len(overflowed)

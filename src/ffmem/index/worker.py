@@ -43,7 +43,7 @@ class Worker:
 
     def read(self, shard: Shard) -> Iterator[int]:
         """Read a shard; yields the tokens of each batch. It is kept for certain once the next one, or `wait`, returns."""
-        padded, size = 0, self.settings["batch_tokens"]
+        padded, size, before = 0, self.settings["batch_tokens"], self.overflows
         bos = self.model.bos if self.settings["bos"] else None
         try:
             with threads(self.threads), turns(self.model.device.type):
@@ -58,9 +58,14 @@ class Worker:
         self.wait()
         self.snapshot.take(self.collectors.values())
         self.covered = [*self.covered, shard.number]
+        counted = {"padded": padded, "read_again": self.overflows - before}
         self._written = self._writer.submit(
-            checkpoint.save, self.folder, self.name, self.covered, shard, self.snapshot, self.encoder, padded
+            checkpoint.save, self.folder, self.name, self.covered, shard, self.snapshot, self.encoder, counted
         )
+
+    @property
+    def overflows(self) -> int:
+        return sum(collector.overflows for collector in self.collectors.values())
 
     def wait(self) -> list[int]:
         """Until all that was read is kept; the shards that are."""
