@@ -75,11 +75,12 @@ def whole() -> str:
             f"{found['host_memory'] / 1e9:.1f} GB of the host's |",
             f"| run folder | {found['run_folder_bytes'] / 1e9:.2f} GB |",
             "",
-            "| layer | " + " | ".join(str(one["layer"]) for one in found["agreement"]) + " |",
-            "|---|" + "---|" * len(found["agreement"]),
-            "| agreement | " + " | ".join(f"{one['share']:.1%}" for one in found["agreement"]) + " |",
-            "| shuffled | " + " | ".join(f"{one['shuffled']:.1%}" for one in found["agreement"]) + " |",
-            "| median rank | " + " | ".join(f"{one['rank_median']:,.0f}" for one in found["agreement"]) + " |",
+            "| layer | agreement | shuffled | median rank |",
+            "|---|---|---|---|",
+            *(
+                f"| {one['layer']} | {one['share']:.2%} | {one['shuffled']:.2%} | {one['rank_median']:,.0f} |"
+                for one in found["agreement"]
+            ),
             "",
             f"{found['machine']}, {found['dtype']}, {found['date']}, `benchmarks/whole.py`.",
         ]
