@@ -77,7 +77,7 @@ def test_the_state_of_a_cell_is_what_a_collector_holds(negative, every, t, fused
 
 def test_the_kernels_are_for_as_many_triggers_as_the_plan_thinks():
     pytest.importorskip("triton")
-    from ffmem.index.kernels import MOST, RoomyTop
+    from ffmem.index.sieve import MOST, RoomyTop
 
     assert FUSED == MOST
     assert size(vars(RoomyTop(1, 1, "text", "cpu").spilled).values()) == SPILLED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,39 +76,33 @@ def save(
     counted: dict[str, int],
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count."""
+    with _refusals_told(folder):
+        numbers = snapshot.pointed_to(shard)
+        sentences = shard.sentences.take(numbers - shard.first)
+        if (sentences.ends < 0).any():
+            sentences = Sentences.of(encoder.with_ends(list(sentences)))
+        with folder.writing(f"{_shard(shard.number)}.arrow") as path:
+            write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
+        facts = {
+            "since": shard.since.as_dict(),
+            "after": shard.after.as_dict(),
+            "last": shard.last,
+            **counted,
+        }
+        with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
+            safetensors.torch.save_file(snapshot.sums, path, {"shard": json.dumps(facts)})
+        with folder.writing(_state(worker)) as path:
+            safetensors.torch.save_file(snapshot.state, path, {"covered": json.dumps(covered)})
+
+
+@contextmanager
+def _refusals_told(folder: RunFolder) -> Iterator[None]:
     try:
-        _save(folder, worker, covered, shard, snapshot, encoder, counted)
+        yield
     except (OSError, pa.ArrowException, safetensors.SafetensorError) as error:
         raise RunError(
             f"{folder.place(WORK)}: cannot be written ({error}); make room, then give the same command again"
         ) from error
-
-
-def _save(
-    folder: RunFolder,
-    worker: str,
-    covered: list[int],
-    shard: Shard,
-    snapshot: Snapshot,
-    encoder: Encoder,
-    counted: dict[str, int],
-) -> None:
-    numbers = snapshot.pointed_to(shard)
-    sentences = shard.sentences.take(numbers - shard.first)
-    if (sentences.ends < 0).any():
-        sentences = Sentences.of(encoder.with_ends(list(sentences)))
-    with folder.writing(f"{_shard(shard.number)}.arrow") as path:
-        write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
-    facts = {
-        "since": shard.since.as_dict(),
-        "after": shard.after.as_dict(),
-        "last": shard.last,
-        **counted,
-    }
-    with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
-        safetensors.torch.save_file(snapshot.sums, path, {"shard": json.dumps(facts)})
-    with folder.writing(_state(worker)) as path:
-        safetensors.torch.save_file(snapshot.state, path, {"covered": json.dumps(covered)})
 
 
 @dataclass(frozen=True)

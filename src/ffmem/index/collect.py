@@ -38,7 +38,7 @@ def can_fuse(device: torch.device, t: int, distinct: Distinct) -> bool:
     """Whether the kernels are for this: a GPU, a sentence's best prefix, not too many triggers a cell."""
     if device.type != "cuda" or distinct == "none" or not find_spec("triton"):
         return False
-    from ffmem.index.kernels import MOST
+    from ffmem.index.sieve import MOST
 
     return t <= MOST
 
@@ -46,7 +46,7 @@ def can_fuse(device: torch.device, t: int, distinct: Distinct) -> bool:
 def new_top(cells: int, t: int, distinct: Distinct, device: torch.device, *, fused: bool) -> TopTriggers:
     if not fused:
         return TopTriggers(cells, t, distinct, device)
-    from ffmem.index.kernels import RoomyTop
+    from ffmem.index.sieve import RoomyTop
 
     return RoomyTop(cells, t, distinct, device)
 
@@ -105,6 +105,7 @@ class LayerCollector:
         self.activation: Activation | None = None
         """What makes the coefficients, where this may: see `activate`."""
         self.flags = torch.zeros(4, dtype=torch.int32, device=device)
+        """A hit was lost for want of room; a coefficient is infinite or no number; positive and negative hits set aside."""
         self.overflows = 0
         """Groups of batches in which a hit found no place, so that they were read again."""
         self.merged = self.unmerged = 0
@@ -141,7 +142,7 @@ class LayerCollector:
         A sentence offers a cell one hit, so as many sentences as there are places never overflow. Later, sentences as many
         as all before bring about t·ln 2 new hits a cell, so the steps grow with what has been read.
         """
-        from ffmem.index.kernels import ROWS, sift
+        from ffmem.index.sieve import ROWS, sift
 
         tops = list(self.top.values())
         at = 0
@@ -180,7 +181,7 @@ class LayerCollector:
 
         Hits for which there was no place to wait, but room aside, are let in.
         """
-        from ffmem.index.kernels import SPILLED
+        from ffmem.index.sieve import SPILLED
 
         self._merge()
         lost, not_finite, *aside = self.flags.tolist()

@@ -13,7 +13,7 @@ from ffmem.index.worker import take_over_activations
 from ffmem.model.activation import Activation
 from tests.tiny import tiny_model
 
-kernels = pytest.importorskip("ffmem.index.kernels")
+sieve = pytest.importorskip("ffmem.index.sieve")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CELLS, T = 3, 3
 
@@ -22,7 +22,7 @@ CELLS, T = 3, 3
 def few_programs(monkeypatch):
     """An interpreter runs one after the other."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(kernels, "SETTLERS", 2)
+        monkeypatch.setattr(sieve, "SETTLERS", 2)
 
 
 def make_batch(seed: int, rows: int = 7, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
@@ -131,7 +131,7 @@ def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back
 @pytest.mark.parametrize("aside", [True, False])
 def test_hits_without_a_place_are_set_aside_or_raise_the_flag_and_are_read_again(aside, monkeypatch):
     if not aside:
-        monkeypatch.setattr(kernels, "SPILLED", 2)
+        monkeypatch.setattr(sieve, "SPILLED", 2)
     plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
     # Sentences of one prefix each, all different and better than those before: every one passes.
     rows = fused.top["+"].places + 3
@@ -154,7 +154,7 @@ def test_hits_without_a_place_are_set_aside_or_raise_the_flag_and_are_read_again
 
 def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
     plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
-    rows = 2 * fused.top["+"].places + kernels.SPILLED // 1000
+    rows = 2 * fused.top["+"].places + sieve.SPILLED // 1000
     ids = np.zeros((rows, 1), np.int64)
     batch = Batch(ids, np.ones(rows, np.int64), np.arange(rows)[::-1].copy(), prefix_keys(ids), 0)
     m = torch.ones(rows, 1, CELLS, device=DEVICE)
