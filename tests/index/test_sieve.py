@@ -49,6 +49,12 @@ def collector(*, fused: bool, distinct: str = "text", negative: bool = True, eve
     return LayerCollector(1, CELLS, t=T, distinct=distinct, negative=negative, every=every, device=DEVICE, fused=fused)
 
 
+def collectors_of(model, first: int, *, every: int, fused: bool) -> dict[int, LayerCollector]:
+    """Of a model's layers, from the first that is wanted on."""
+    settings = {"t": T, "distinct": "text", "negative": False, "every": every, "device": model.device, "fused": fused}
+    return {layer: LayerCollector(layer, model.cells[layer - 1], **settings) for layer in range(first, model.layers + 1)}
+
+
 def assert_same(one: LayerCollector, two: LayerCollector) -> None:
     left, right = one.state(), two.state()
     assert left.keys() == right.keys()
@@ -106,12 +112,7 @@ def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back
     batches = [make_batch(seed, rows=3, width=6, first=3 * seed, words=30) for seed in range(2)]
     found = []
     for fused in (False, True):
-        collectors = {
-            layer: LayerCollector(
-                layer, cells, t=T, distinct="text", negative=False, every=1, device=model.device, fused=fused
-            )
-            for layer, cells in enumerate(model.cells, 1)
-        }
+        collectors = collectors_of(model, 1, every=1, fused=fused)
         take_over_activations(model, collectors)
         assert {one.activation.kind if one.activation else None for one in collectors.values()} == {
             "table" if fused else None
@@ -198,13 +199,7 @@ def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenize
     batches = [make_batch(seed, rows=2, width=6, first=2 * seed, words=30) for seed in range(2)]
     found = []
     for fused in (False, True):
-        collectors = {
-            layer: LayerCollector(
-                layer, cells, t=T, distinct="text", negative=False, every=0, device=model.device, fused=fused
-            )
-            for layer, cells in enumerate(model.cells, 1)
-            if layer != 1
-        }
+        collectors = collectors_of(model, 2, every=0, fused=fused)
         for batch in batches:
             read_batch(model, batch, collectors)
         if fused:
