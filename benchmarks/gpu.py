@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu gpt2 paper gated -o docs/gpu.json
     python -m benchmarks.gpu gpt2 --kernels -o docs/gpu.json           what a layer's activation and read take
+    python -m benchmarks.gpu gpt2 --profile                            where the time goes in the first part and the second
     python -m benchmarks.gpu paper --corpus wiki.*.xz -o docs/gpu.json   end to end, from files to a finished run folder
 
 Batches are made on the spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law,
@@ -37,7 +38,7 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder, prefix_keys
 from ffmem.corpus.workers import cores
-from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device
+from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device, troubles
 from ffmem.index.origin import SHARD_TOKENS, Subject, auto_batch_tokens
 from ffmem.index.statistics import GPU_EVERY
 from ffmem.index.worker import take_over_activations
@@ -281,7 +282,7 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
 
     for x, on in ready * 2:
         collector.add(x, on)
-    collector.troubles()
+    troubles({1: collector})
     gigabytes = sum(x.numel() * 2 for x, _ in ready) / 1e9 / len(ready)
     found: dict[str, Any] = {"shape": shape, "gigabytes": round(gigabytes, 3), "read": timed(collector.add)}
     for name in ("relu", "gelu_pytorch_tanh", "gelu_new"):
@@ -290,6 +291,23 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
         assert collector.activation is not None
         found[name] = {"alone": timed(lambda x, on, module=module: module(x)), "with the read": timed(collector.activate)}
     return found
+
+
+def profile(shape: str, tokens: int, shard: int, device: str) -> None:
+    """Show what the bare trunk's and the pass's kernels take in the first part, in which nearly everything passes, and
+    in the second."""
+    model = make_model(shape, device)
+    size = auto_batch_tokens(Subject.of(model))
+    batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
+    step = -(-len(batches) // PARTS)
+    Pass(model, 0)(batches[:: max(1, len(batches) // 3)])
+    ways: dict[str, Callable[[list[Batch]], None]] = {"bare trunk": bare(model), "ffmem, triggers": Pass(model, 0)}
+    for part in range(2):
+        for name, way in ways.items():
+            with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as found:
+                seconds = _timed(partial(way, batches[part * step : (part + 1) * step]))
+            print(f"{shape}, {name}, part {part + 1}: {seconds:.3f} s")
+            print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=20, max_name_column_width=50))
 
 
 def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
@@ -354,6 +372,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10_000_000, help="of text, for each shape")
     parser.add_argument("--shard", type=int, default=SHARD_TOKENS["cuda"], help="tokens that are sorted by length together")
     parser.add_argument("--kernels", action="store_true", help="time the kernels of one layer alone")
+    parser.add_argument("--profile", action="store_true", help="only show which kernels take the time")
     parser.add_argument("--corpus", nargs="+", type=Path, help="text files: end to end, with the paper's shape")
     parser.add_argument("--no-usual", action="store_true", help="leave out torch.topk in each layer")
     parser.add_argument("--device", default="cuda")
@@ -361,6 +380,9 @@ def main() -> None:
     chosen = parser.parse_args()
     transformers.logging.set_verbosity_error()
     for shape in chosen.shapes:
+        if chosen.profile:
+            profile(shape, chosen.tokens, chosen.shard, chosen.device)
+            continue
         if chosen.kernels:
             shape, results = "kernels", iter([kernels(shape, chosen.device)])
         elif chosen.corpus:

@@ -8,7 +8,8 @@ from transformers.activations import ACT2FN
 from ffmem import load_model
 from ffmem.corpus.plan import Batch
 from ffmem.corpus.tokens import prefix_keys
-from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch
+from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch, troubles
+from ffmem.index.top import POSITION_BITS
 from ffmem.index.worker import take_over_activations
 from ffmem.model.activation import Activation
 from tests.tiny import tiny_model
@@ -64,14 +65,18 @@ def assert_same(one: LayerCollector, two: LayerCollector) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("distinct", "negative", "start"), [("text", True, 1), ("sentence", True, 0), ("text", False, 0)])
-def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_included(dtype, distinct, negative, start):
+@pytest.mark.parametrize("busy", [0, sieve.BUSY], ids=["many-sentences-a-program", "one-sentence-a-program"])
+def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_included(
+    dtype, distinct, negative, start, busy, monkeypatch
+):
+    monkeypatch.setattr(sieve, "BUSY", busy)
     plain, fused = (collector(fused=way, distinct=distinct, negative=negative) for way in (False, True))
     for seed in range(3):
         batch = make_batch(seed, start=start, first=100 * ((seed * 2) % 3))  # not in the order of the corpus
         m, on = coefficients(seed, batch, dtype), DeviceBatch(batch, DEVICE)
         plain.add(m, on)
         fused.add(m, on)
-        fused.troubles()  # lets the waiting hits in
+        assert troubles({1: fused}) == ([], [])  # lets the waiting hits in
     for one in (plain, fused):
         one.end_shard()
     assert_same(plain, fused)
@@ -101,7 +106,7 @@ def test_coefficients_made_on_the_way_are_the_activations_own_and_so_is_what_is_
         plain.add(m, on)
         made = fused.activate(x, on)
         assert torch.equal(made, m)  # in front of the first token and behind the last one too
-        fused.troubles()
+        assert troubles({1: fused}) == ([], [])
     for one in (plain, fused):
         one.end_shard()
     assert_same(plain, fused)
@@ -129,28 +134,54 @@ def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back
         assert_same(found[0][layer], found[1][layer])
 
 
-@pytest.mark.parametrize("aside", [True, False])
-def test_hits_without_a_place_are_set_aside_or_raise_the_flag_and_are_read_again(aside, monkeypatch):
-    if not aside:
+def rising(rows: int, first: int = 0) -> tuple[DeviceBatch, torch.Tensor]:
+    """Sentences of one prefix each, all different and better than those before: every one passes."""
+    numbers = np.arange(first, first + rows)
+    batch = Batch(numbers[:, None], np.ones(rows, np.int64), numbers, prefix_keys(numbers[:, None]), 0)
+    m = torch.from_numpy(numbers + 1.0).float().to(DEVICE)[:, None, None].expand(-1, 1, CELLS).contiguous()
+    return DeviceBatch(batch, DEVICE), m
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_hits_without_a_place_are_set_aside_or_else_raise_the_flag_and_are_read_again(lost, monkeypatch):
+    if lost:
         monkeypatch.setattr(sieve, "SPILLED", 2)
     plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
-    # Sentences of one prefix each, all different and better than those before: every one passes.
-    rows = fused.top["+"].places + 3
-    batch = Batch(
-        np.arange(rows)[:, None], np.ones(rows, np.int64), np.arange(rows), prefix_keys(np.arange(rows)[:, None]), 0
-    )
-    m = torch.arange(1.0, rows + 1, device=DEVICE)[:, None, None].expand(-1, 1, CELLS).contiguous()
-    on = DeviceBatch(batch, DEVICE)
+    on, m = rising(fused.top["+"].places + 3)
     fused.merged = 1 << 20  # as if thresholds were settled, so that the batch is read in one step
     fused.add(m, on)
-    assert fused.troubles() == (not aside, False)
-    assert fused.troubles() == (False, False)
-    if not aside:
+    assert fused.top["+"].aside.item() == 3 * CELLS
+    assert troubles({1: fused}) == ([], [1] if lost else [])
+    assert troubles({1: fused}) == ([], [])
+    if lost:
         fused.add_again(m, on)
     plain.add(m, on)
     for one in (plain, fused):
         one.end_shard()
     assert_same(plain, fused)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_hits_set_aside_wait_next_and_what_finds_no_place_then_is_told(more):
+    fused = collector(fused=True, every=0, negative=False)
+    top = fused.top["+"]
+    on, m = rising(T)
+    fused.add(m, on)
+    # One that came too late is too small for the threshold now, one is held already, and all others are better than any.
+    found = [(0.5, 900, 900), (1.0, 0, 0), *((float(10 + n), 100 + n, 100 + n) for n in range(top.places + more))]
+    cell, best, place, key = top.set_aside
+    for line, (coefficient, sentence, word) in enumerate(found):
+        cell[line], best[line], place[line] = 1, coefficient, (sentence << POSITION_BITS) | 1
+        key[line] = torch.from_numpy(prefix_keys(np.array([[word]]))[0, 0])
+    top.aside.fill_(len(found))
+    assert troubles({1: fused}) == ([], [1] * more)
+    assert top.aside.item() == 0
+    assert top.taken.tolist() == [0, top.places + more, 0]
+    fused.end_shard()
+    assert top.taken.tolist() == [0] * CELLS
+    assert top.coefficient[0].tolist() == top.coefficient[2].tolist() == [3, 2, 1]
+    last = 10 + top.places - 1
+    assert more or top.coefficient[1].tolist() == [last, last - 1, last - 2]
 
 
 def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
@@ -163,7 +194,7 @@ def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
     fused.merged = 1 << 20  # as if thresholds were settled, so that the batch is read in one step
     for one in (plain, fused):
         one.add(m, DeviceBatch(batch, DEVICE))
-    assert fused.troubles() == (False, False)
+    assert troubles({1: fused}) == ([], [])
     for one in (plain, fused):
         one.end_shard()
     assert_same(plain, fused)
@@ -172,12 +203,10 @@ def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
 def test_without_thresholds_rows_are_read_in_steps_that_cannot_overflow():
     fused = collector(fused=True, every=0, negative=False)
     rows = fused.top["+"].places
-    batch = Batch(
-        np.arange(rows)[:, None], np.ones(rows, np.int64), np.arange(rows), prefix_keys(np.arange(rows)[:, None]), 0
-    )
-    m = torch.arange(1.0, rows + 1, device=DEVICE)[:, None, None].expand(-1, 1, CELLS).contiguous()
-    fused.add(m, DeviceBatch(batch, DEVICE))
-    assert fused.troubles() == (False, False)
+    on, m = rising(rows)
+    fused.add(m, on)
+    assert fused.top["+"].aside.item() == 0
+    assert troubles({1: fused}) == ([], [])
     assert fused.top["+"].coefficient[0].tolist() == [rows, rows - 1, rows - 2]
 
 
@@ -188,10 +217,10 @@ def test_what_is_not_finite_is_noticed(odd):
     m = coefficients(0, batch, torch.float32)
     m[0, 0, 0] = torch.nan  # in front of the first token: nobody looks
     fused.add(m, DeviceBatch(batch, DEVICE))
-    assert fused.troubles() == (False, False)
+    assert troubles({1: fused}) == ([], [])
     m[1, 1, CELLS - 1] = odd
     fused.add(m, DeviceBatch(batch, DEVICE))
-    assert fused.troubles() == (False, True)
+    assert troubles({1: fused}) == ([1], [])
 
 
 def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenizer):
@@ -203,7 +232,7 @@ def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenize
         for batch in batches:
             read_batch(model, batch, collectors)
         if fused:
-            collectors[2].flags[0] = 1  # as if a hit had found no place
+            collectors[2].top["+"].lost.fill_(1)  # as if a hit had found no place
             assert read_again(model, batches, collectors) == 1
             assert [one.overflows for one in collectors.values()] == [1, 0]
         for one in collectors.values():

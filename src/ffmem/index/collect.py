@@ -77,8 +77,8 @@ class DeviceBatch:
 class LayerCollector:
     """Triggers and statistics of one layer.
 
-    On a GPU a fused kernel does the reading and tells the host nothing: what it could not do shows in `flags`, which
-    `troubles` looks at now and then.
+    On a GPU a fused kernel does the reading and tells the host nothing: what it could not do shows in `flags`, at which
+    `troubles` looks now and then.
     """
 
     def __init__(
@@ -104,8 +104,7 @@ class LayerCollector:
         """The sums of the shard that was read last."""
         self.activation: Activation | None = None
         """What makes the coefficients, where this may: see `activate`."""
-        self.flags = torch.zeros(4, dtype=torch.int32, device=device)
-        """A hit was lost for want of room; a coefficient is infinite or no number; positive and negative hits set aside."""
+        self.odd = torch.zeros(1, dtype=torch.int32, device=device)
         self.overflows = 0
         """Groups of batches in which a hit found no place, so that they were read again."""
         self.merged = self.unmerged = 0
@@ -150,7 +149,7 @@ class LayerCollector:
             growth = self.merged * 3 * tops[0].places // (4 * tops[0].t)
             allowed = min(UNMERGED, max(tops[0].places, growth)) - self.unmerged
             if allowed < ROWS:
-                self._merge()
+                self.merge_waiting()
                 continue
             rows = range(at, min(batch.rows, at + allowed // ROWS * ROWS))
             with torch.cuda.device_of(m):
@@ -163,33 +162,24 @@ class LayerCollector:
                     keys=batch.keys,
                     tops=tops,
                     statistics=self.shard,
-                    flags=self.flags,
+                    odd=self.odd,
                     activation=None if x is None else self.activation,
                     x=x,
                 )
             self.unmerged += len(rows)
             at = rows.stop
 
-    def _merge(self) -> None:
+    def merge_waiting(self) -> None:
+        """Let in what waits at a GPU's waiting places."""
         if self.fused and self.unmerged:
             for top in self.top.values():
                 top.merge_waiting()
             self.merged, self.unmerged = self.merged + self.unmerged, 0
 
-    def troubles(self) -> tuple[bool, bool]:
-        """Since the last time: whether a hit was lost, and whether a coefficient was not finite. Waits for the GPU.
-
-        Hits for which there was no place to wait, but room aside, are let in.
-        """
-        from ffmem.index.sieve import SPILLED
-
-        self._merge()
-        lost, not_finite, *aside = self.flags.tolist()
-        self.flags.zero_()
-        for top, count in zip(self.top.values(), aside, strict=False):
-            if count:
-                top.take_spilled(min(count, SPILLED))
-        return bool(lost) or max(aside) > SPILLED, bool(not_finite)
+    @property
+    def flags(self) -> list[Int[Tensor, "1"]]:
+        """Raised by the kernels: a coefficient is infinite or no number; a hit of either sign was lost for want of room."""
+        return [self.odd, *(top.lost for top in self.top.values())]
 
     def _read(self, m: Tensor, batch: DeviceBatch, statistics: Statistics | None) -> None:
         """By plain torch."""
@@ -220,7 +210,6 @@ class LayerCollector:
 
     def end_shard(self) -> None:
         """Let in what waits. The sums of a shard are kept apart, since they have to be added in the order of shards."""
-        self._merge()
         for top in self.top.values():
             top.settle()
         if self.total and self.shard:
@@ -312,17 +301,34 @@ def read_shard(
         collector.end_shard()
 
 
+def troubles(collectors: dict[int, LayerCollector]) -> tuple[list[int], list[int]]:
+    """The layers in which, since the last time, a coefficient was not finite, and those in which a hit was lost.
+
+    Waits for the GPU, once for all layers.
+    """
+    fused = {layer: collector for layer, collector in collectors.items() if collector.fused}
+    for collector in fused.values():
+        collector.merge_waiting()
+    flags = [(layer, flag) for layer, collector in fused.items() for flag in collector.flags]
+    if not flags:
+        return [], []
+    raised = torch.cat([flag.to(flags[0][1].device) for _, flag in flags]).tolist()
+    found: tuple[list[int], list[int]] = [], []
+    for (layer, flag), is_raised in zip(flags, raised, strict=True):
+        if is_raised:
+            flag.zero_()
+            found[flag is not fused[layer].odd].append(layer)
+    return found
+
+
 def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, LayerCollector]) -> int:
     """Read these batches by the plain path for layers where a hit found no place; how many layers that were."""
-    overflowed = {}
-    for layer, collector in collectors.items():
-        if collector.fused:
-            overflow, odd = collector.troubles()
-            if odd:
-                raise not_finite(layer, model.dtype, group)
-            if overflow:
-                overflowed[layer] = collector
-                collector.overflows += 1
+    odd, lost = troubles(collectors)
+    if odd:
+        raise not_finite(odd[0], model.dtype, group)
+    overflowed = {layer: collectors[layer] for layer in lost}
+    for collector in overflowed.values():
+        collector.overflows += 1
     for batch in group if overflowed else []:
         read_batch(model, batch, overflowed, again=True)
     return len(overflowed)

@@ -1,5 +1,6 @@
 """The kernels of the sieve: `sift` reads a batch once and notes every hit that passes its cell's threshold, `tally` adds up
-what was counted, `settle` gives the few survivors their waiting places, and `merge` lets them in.
+what was counted, `settle` gives the few survivors their waiting places, `merge` lets them in, and `take_back` gives the
+places that are free then to survivors that found none.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def sift(
     group_fired,
     group_highest,
     group_lowest,
-    flags,
+    odd,
     first_row,
     rows,
     cells,
@@ -125,7 +126,7 @@ def sift(
         fired = tl.zeros((BLOCK,), tl.int32)
         highest = never
         lowest = always
-    odd = tl.zeros((BLOCK,), tl.int1)
+    strange = tl.zeros((BLOCK,), tl.int1)
     for number in range(ROWS):
         row = first_row + group * ROWS + number
         if row < rows:
@@ -162,13 +163,13 @@ def sift(
                         firings = _count(firings, found, real, PACKED)
                 begin += COLUMNS
             high = best.to(tl.float32)
-            odd = odd | ~(high < float("inf"))
+            strange = strange | ~(high < float("inf"))
             passes = inside & (high > 0) & (high >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
                 _note(passes, high, row, cell, noted, note_row, note_cell, note_best, most)
             if NEGATIVE or STATISTICS:
                 low = -worst.to(tl.float32)
-                odd = odd | ~(low < float("inf"))
+                strange = strange | ~(low < float("inf"))
             if STATISTICS:
                 highest = _larger_of(highest, best, PACKED)
                 lowest = _smaller_of(lowest, worst, PACKED)
@@ -178,8 +179,8 @@ def sift(
                 if tl.max(passes.to(tl.int32), 0) > 0:
                     # The second half of the notes is for negatives.
                     _note(passes, low, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
-    if tl.max((inside & odd).to(tl.int32), 0) > 0:
-        tl.store(flags + 1, 1)
+    if tl.max((inside & strange).to(tl.int32), 0) > 0:
+        tl.store(odd, 1)
     if STATISTICS:
         at = group.to(tl.int64) * cells + cell
         tl.store(group_fired + at, fired, mask=inside)
@@ -212,7 +213,38 @@ def tally(group_fired, group_highest, group_lowest, active, maximum, minimum, gr
     tl.atomic_min(minimum + cell, lowest, mask=inside)
 
 
-@triton.jit(do_not_specialize=["start", "side", "key_stride"])
+@triton.jit
+@no_type_check
+def _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH: tl.constexpr):
+    """Give a hit a waiting place, unless it cannot become a trigger; 1 where all places are taken, else 0.
+
+    "The" opens very many sentences: a prefix that is held, or waits, would pass again and again. A hit that waits may be
+    only half written when it is looked at; its place was empty before, so it is not taken for another.
+    """
+    slot = tl.arange(0, WIDTH)
+    used = slot < t + tl.minimum(tl.load(taken + cell), width - t)
+    room = cell * width + slot
+    held = tl.load(coefficient + room, mask=used, other=0.0)
+    held_place = tl.load(place + room, mask=used, other=0)
+    same = used & (tl.load(key + 2 * room, mask=used, other=0) == one)
+    same = same & (tl.load(key + 2 * room + 1, mask=same, other=0) == two)
+    # Better, or equal and earlier: as a hit of the same prefix, or as the last trigger.
+    before = (held > best) | ((held == best) & (held_place <= where))
+    without = 0
+    if tl.max((before & (same | (slot == t - 1))).to(tl.int32), 0) == 0:
+        free = tl.atomic_add(taken + cell, 1)
+        if free < width - t:
+            mine = cell * width + t + free
+            tl.store(coefficient + mine, best)
+            tl.store(place + mine, where)
+            tl.store(key + 2 * mine, one)
+            tl.store(key + 2 * mine + 1, two)
+        else:
+            without = 1
+    return without
+
+
+@triton.jit(do_not_specialize=["start", "key_stride"])
 @no_type_check
 def settle(
     m,
@@ -227,12 +259,12 @@ def settle(
     spilled_coefficient,
     spilled_place,
     spilled_key,
-    flags,
+    aside,
+    lost,
     noted,
     note_row,
     note_cell,
     note_best,
-    side,
     start,
     row_stride,
     column_stride,
@@ -241,21 +273,17 @@ def settle(
     width,
     most,
     POSITION_BITS: tl.constexpr,
+    NEGATIVE: tl.constexpr,
     BY_SENTENCE: tl.constexpr,
     WIDTH: tl.constexpr,
     SPILLED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Each noted survivor: find where in its sentence it stands, drop it if it is here already, else give it a place.
-
-    "The" opens very many sentences: a prefix that is held, or waits, would pass again and again. A hit that waits may be
-    only half written when it is looked at; its place was empty before, so it is not taken for another.
-    """
+    """Each noted survivor: find where in its sentence it stands, and give it a place; set it aside if there is none."""
     count = tl.load(noted)
     if count > most:
-        tl.store(flags, 1)
+        tl.store(lost, 1)
         count = most
-    slot = tl.arange(0, WIDTH)
     line = tl.program_id(0)
     while line < count:
         row = tl.load(note_row + line).to(tl.int64)
@@ -268,39 +296,56 @@ def settle(
         while begin < length:
             column = begin + tl.arange(0, COLUMNS)
             found = tl.load(base + column.to(tl.int64) * column_stride, mask=column < length, other=0.0).to(tl.float32)
-            found = tl.where(side == 0, found, -found)
+            if NEGATIVE:
+                found = -found
             first = tl.minimum(first, tl.min(tl.where((column < length) & (found == best), column, 1 << 30), 0))
             begin += COLUMNS
         where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
         own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
         one = tl.load(keys + own)
         two = tl.load(keys + own + 1)
-        used = slot < t + tl.minimum(tl.load(taken + cell), width - t)
-        room = cell * width + slot
-        held = tl.load(coefficient + room, mask=used, other=0.0)
-        held_place = tl.load(place + room, mask=used, other=0)
-        same = used & (tl.load(key + 2 * room, mask=used, other=0) == one)
-        same = same & (tl.load(key + 2 * room + 1, mask=same, other=0) == two)
-        # An equal of the last trigger enters only if it comes earlier.
-        stays_out = (same & ((held > best) | ((held == best) & (held_place <= where)))) | (
-            (slot == t - 1) & (held == best) & (held_place < where)
-        )
-        if tl.max(stays_out.to(tl.int32), 0) == 0:
-            free = tl.atomic_add(taken + cell, 1)
-            if free < width - t:
-                mine = cell * width + t + free
-                tl.store(coefficient + mine, best)
-                tl.store(place + mine, where)
-                tl.store(key + 2 * mine, one)
-                tl.store(key + 2 * mine + 1, two)
+        if _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH) > 0:
+            at = tl.atomic_add(aside, 1)
+            if at < SPILLED:
+                tl.store(spilled_cell + at, cell)
+                tl.store(spilled_coefficient + at, best)
+                tl.store(spilled_place + at, where)
+                tl.store(spilled_key + 2 * at, one)
+                tl.store(spilled_key + 2 * at + 1, two)
             else:
-                aside = tl.atomic_add(flags + 2 + side, 1)
-                if aside < SPILLED:
-                    tl.store(spilled_cell + aside, cell)
-                    tl.store(spilled_coefficient + aside, best)
-                    tl.store(spilled_place + aside, where)
-                    tl.store(spilled_key + 2 * aside, one)
-                    tl.store(spilled_key + 2 * aside + 1, two)
+                tl.store(lost, 1)
+        line += tl.num_programs(0)
+
+
+@triton.jit
+@no_type_check
+def take_back(
+    coefficient,
+    place,
+    key,
+    taken,
+    spilled_cell,
+    spilled_coefficient,
+    spilled_place,
+    spilled_key,
+    aside,
+    lost,
+    t,
+    width,
+    WIDTH: tl.constexpr,
+    SPILLED: tl.constexpr,
+):
+    """Those that were set aside, once the waiting places are empty again."""
+    count = tl.minimum(tl.load(aside), SPILLED)
+    line = tl.program_id(0)
+    while line < count:
+        cell = tl.load(spilled_cell + line)
+        best = tl.load(spilled_coefficient + line)
+        where = tl.load(spilled_place + line)
+        one = tl.load(spilled_key + 2 * line)
+        two = tl.load(spilled_key + 2 * line + 1)
+        if _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH) > 0:
+            tl.store(lost, 1)
         line += tl.num_programs(0)
 
 

@@ -1,9 +1,9 @@
 """The sieve on a GPU: one read of a layer's coefficients, survivors set aside, nothing told to the host.
 
 Every cell has a row of room for t + w hits: the first t are its triggers so far, sorted; behind them wait up to w
-survivors. `sift` reads a batch once; `RoomyTop.merge_waiting` lets the survivors in now and then. All is exact and free of
-order: a hit that finds no place raises a flag, and its batch is read again by the plain path (`top.best_of_rows`), which is
-also what the tests compare with.
+survivors. `sift` reads a batch once; `RoomyTop.merge_waiting` lets the survivors in now and then. A hit that finds no place
+is set aside until then. All is exact and free of order: where there is no room aside either, a flag is raised and the batch
+is read again by the plain path (`top.best_of_rows`), which is also what the tests compare with.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from ffmem.index import kernels
 from ffmem.index.statistics import Statistics
-from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, Hits, TopTriggers
+from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, TopTriggers
 from ffmem.model.activation import Activation
 
 ROWS, BLOCK, COLUMNS = 8, 256, 16
 """Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells,
 sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
+BUSY = 2112
+"""Programs that keep a large GPU busy, 16 for each processor: where there would be fewer, each reads one sentence only."""
 ACTIVATED = 8
 """Prefixes at a time where the activation is made too, which takes registers."""
 WARPS = 1
@@ -34,7 +36,11 @@ SETTLERS = 4224
 NOTES = 4
 """Notes a cell that there is room for, in waiting places: most are of prefixes that are held already."""
 SPILLED = 1 << 16
-"""Hits of a layer that are set aside where all waiting places are taken."""
+"""Hits of a layer for which there is room aside, where all waiting places are taken."""
+TAKERS = 264
+"""Programs that take them back: there are few."""
+LOOKED = 128
+"""Prefixes of a survivor's sentence that are looked at together for the place where it stands."""
 PAIRS = 16
 """Hits that `merge` compares with all others at a time."""
 MOST = 256
@@ -56,12 +62,14 @@ class RoomyTop(TopTriggers):
         self.taken = torch.zeros(cells, dtype=torch.int32, device=device)
         self.bound = torch.zeros(cells, device=device)
         """The thresholds side by side, as the kernels read them."""
-        self.spilled = Hits(
+        self.set_aside = (
             torch.zeros(SPILLED, dtype=torch.int64, device=device),
             torch.zeros(SPILLED, device=device),
             torch.zeros(SPILLED, dtype=torch.int64, device=device),
             torch.zeros(SPILLED, 2, dtype=torch.int64, device=device),
         )
+        self.aside, self.lost = torch.zeros(2, 1, dtype=torch.int32, device=device)
+        """How many are set aside, and whether a hit was lost for want of room even there."""
 
     @property
     def places(self) -> int:
@@ -69,7 +77,7 @@ class RoomyTop(TopTriggers):
         return self.width - self.t
 
     def merge_waiting(self) -> None:
-        """Let the waiting hits in."""
+        """Let the waiting hits in; those that were set aside wait then."""
         with torch.cuda.device_of(self.taken):
             kernels.merge[(self.cells,)](
                 *self.rooms,
@@ -82,13 +90,24 @@ class RoomyTop(TopTriggers):
                 PAIRS=PAIRS,
                 num_warps=4,
             )
-
-    def take_spilled(self, count: int) -> None:
-        """Let in so many hits that were set aside, by the plain path."""
-        self.add(self.spilled[torch.arange(count, device=self.taken.device)])
-        self.settle()
+            kernels.take_back[(TAKERS,)](
+                *self.rooms,
+                self.taken,
+                *self.set_aside,
+                self.aside,
+                self.lost,
+                self.t,
+                self.width,
+                WIDTH=self.width,
+                SPILLED=SPILLED,
+                num_warps=1,
+            )
+            self.aside.zero_()
 
     def settle(self) -> None:
+        """Let in all hits, those too that were set aside and those that came by the plain path."""
+        for _ in range(2):
+            self.merge_waiting()
         super().settle()
         self.bound.copy_(self.threshold)
 
@@ -107,23 +126,25 @@ def sift(
     keys: Int[Tensor, "batch pos 2"],
     tops: list[RoomyTop],
     statistics: Statistics | None,
-    flags: Int[Tensor, "4"],
+    odd: Int[Tensor, "1"],
     activation: Activation | None = None,
     x: Float[Tensor, "batch columns cells"] | None = None,
 ) -> None:
     """Read these rows of a batch once: survivors to their waiting places, firings and extremes to the statistics.
 
     `tops` are the positive triggers and, where they are wanted, the negative ones; `start` is the first token's column.
-    With an activation, `x` is what goes into it: these rows of `m`, padding included, are made from it on the way.
+    What is not finite raises `odd`. With an activation, `x` is what goes into it: these rows of `m`, padding included, are
+    made from it on the way.
     """
     high, low = tops[0], tops[-1]
-    cells, groups = m.shape[2], triton.cdiv(len(rows), ROWS)
-    blocks = triton.cdiv(cells, BLOCK)
+    cells, blocks = m.shape[2], triton.cdiv(m.shape[2], BLOCK)
+    each = ROWS if len(rows) * blocks >= ROWS * BUSY else 1
+    groups = triton.cdiv(len(rows), each)
     most = min(len(rows), NOTES * high.places) * cells
     noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
     lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
     notes = (lines[0], lines[1], lines[2].view(torch.float32))
-    counted = (flags, flags, flags)
+    counted = (odd, odd, odd)
     if statistics:
         extremes = torch.empty(2, groups, cells, dtype=m.dtype, device=m.device)
         counted = (torch.empty(groups, cells, dtype=torch.int32, device=m.device), extremes[0], extremes[1])
@@ -138,7 +159,7 @@ def sift(
         noted,
         *notes,
         *counted,
-        flags,
+        odd,
         rows.start,
         rows.stop,
         cells,
@@ -151,7 +172,7 @@ def sift(
         STATISTICS=statistics is not None,
         ACTIVATION=activation.kind if activation else "",
         PACKED=packed,
-        ROWS=ROWS,
+        ROWS=each,
         BLOCK=BLOCK,
         COLUMNS=ACTIVATED if activation else COLUMNS,
         num_warps=WARPS,
@@ -168,7 +189,6 @@ def sift(
             num_warps=1,
         )
     for side, top in enumerate(tops):
-        spilled = top.spilled
         kernels.settle[(SETTLERS,)](
             m,
             lengths,
@@ -176,14 +196,11 @@ def sift(
             keys,
             *top.rooms,
             top.taken,
-            spilled.cell,
-            spilled.coefficient,
-            spilled.place,
-            spilled.key,
-            flags,
+            *top.set_aside,
+            top.aside,
+            top.lost,
             noted[side:],
             *(part[side] for part in notes),
-            side,
             start,
             m.stride(0),
             m.stride(1),
@@ -192,9 +209,10 @@ def sift(
             top.width,
             most,
             POSITION_BITS=POSITION_BITS,
+            NEGATIVE=side > 0,
             BY_SENTENCE=top.distinct == "sentence",
             WIDTH=top.width,
             SPILLED=SPILLED,
-            COLUMNS=32,
+            COLUMNS=LOOKED,
             num_warps=1,
         )
