@@ -151,17 +151,52 @@ def test_top_is_the_better_end_and_rows_come_in_chunks(everywhere, monkeypatch):
     torch.testing.assert_close(log_prob, values)
 
 
+def assert_judged(vocabulary, h, token):
+    """As a full stable sort has it."""
+    found = vocabulary.judge(h, token)
+    log_probs = vocabulary.log_probs(h)
+    order = log_probs.sort(stable=True, dim=1, descending=True).indices
+    assert torch.equal(found.rank, (order == token[:, None]).nonzero()[:, 1] + 1)
+    assert torch.equal(found.top, order[:, 0])
+    close(found.top_log_prob, log_probs.amax(1))
+    close(found.log_prob, log_probs.gather(1, token[:, None])[:, 0])
+    return found
+
+
 @pytest.mark.parametrize("make", [lambda: softmax(5000, d=64), adaptive], ids=["softmax", "adaptive"])
-def test_ranks_and_normalisers_of_kernels_are_those_of_plain_torch(make, monkeypatch):
-    vocabulary, h = make(), few_entries(9, 64)
-    token = torch.randint(vocabulary.size, (9,), generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    plain = vocabulary.judge(h, token)
-    monkeypatch.setattr(module, "can_tile", lambda *_: True)
-    tiled = vocabulary.judge(h, token)
-    assert torch.equal(plain.rank, tiled.rank)
-    assert torch.equal(plain.top, tiled.top)
-    torch.testing.assert_close(plain.log_prob, tiled.log_prob)
-    assert plain.rank.unique().numel() > 3
+@pytest.mark.parametrize("steps", [32, 3], ids=["one-program-a-row", "some-programs-a-row"])
+def test_a_words_rank_is_that_of_a_full_sort_ties_and_both_ends_of_every_band_included(make, steps, everywhere, monkeypatch):
+    monkeypatch.setattr(tiles, "STEPS", steps)
+    vocabulary = make()
+    ends = [0, 127, 128, 255, 256, 299, 300, 301, 811, 812, 899, 900, 901, vocabulary.size - 1]
+    token = torch.tensor([*ends, *range(7, vocabulary.size, vocabulary.size // 26)], device=DEVICE)
+    h = few_entries(len(token), 64, seed=4)
+    products, offsets = vocabulary.products(h, norm=False)
+    assert tiles.standing(products, token, offsets if len(products) > 1 else None).sure.sum() > len(token) - 4
+    found = assert_judged(vocabulary, h, token)
+    assert found.rank.unique().numel() > 20
+    assert torch.equal(vocabulary.rank(h, token), found.rank)
+
+
+def test_a_row_of_equals_is_judged_the_plain_way_and_rows_come_in_chunks(everywhere, monkeypatch):
+    vocabulary, h = softmax(5000), coarse(5, 6, seed=1)
+    h[3] = 0
+    monkeypatch.setattr(module, "TILED_BYTES", 2 * tiles.room(vocabulary.products(h, norm=False)[0], 1))
+    token = torch.tensor([4999, 0, 17, 1234, 4], device=DEVICE)
+    assert tiles.standing(vocabulary.products(h, norm=False)[0], token, None).sure.tolist() == [
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert assert_judged(vocabulary, h, token).rank[3] == 1235
+
+
+def test_a_span_of_words_that_cannot_be_adds_nothing_to_a_normaliser():
+    scores = coarse(2, 9000, seed=1)
+    scores[1, :4096] = -torch.inf
+    torch.testing.assert_close(tiles.logsumexp(scores), scores.logsumexp(1))
 
 
 def test_zeros_of_both_signs_are_equal():

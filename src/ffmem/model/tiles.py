@@ -1,11 +1,12 @@
-"""Both ends of every vector's scores on a GPU, without sorting them: tiles of words are looked through, few are looked into.
+"""Both ends of every vector's scores on a GPU, and where a given word stands, without sorting them: tiles of words are
+looked through, few are looked into.
 
 The scores of a row are read once, in tiles of 32 words: what is written down is each tile's maximum and minimum, and the
 row's normaliser. Where the word vectors are narrow, writing scores would take longer than computing them, so they are
-never written: `_multiply` reduces them as they leave the product. The k-th best of the maxima over groups of tiles is a
-bound that the k-th best word cannot be below; `_choose` lists the tiles that reach it, `_fetch` reads their scores or
-`_again` computes them a second time, `_pick` ranks those that reach the bound. All is exact: a row in which more reach
-the bound than there are places (many equal scores), or fewer than k, is told, and left to the plain way.
+never written, but reduced as they leave the product. The k-th best of the maxima over groups of tiles is a bound that the
+k-th best word cannot be below; the tiles that reach it are listed, their scores read or computed a second time, and those
+that reach the bound are ranked. A word's rank is a count of the scores in front of its own. All is exact: a row in which
+more reach the bound than there are places (many equal scores), or fewer than k, is told, and left to the plain way.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import no_type_check
+from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ffmem.model import tile_kernels as kernels
 from ffmem.model.vocabulary import Offsets, Product
 
 WORDS = 32
@@ -37,8 +38,8 @@ ROWS, WARPS, STAGES = 128, 8, 3
 """Rows, warps and loads in flight of a product; two of them share a processor. Wide vectors leave room for two loads."""
 MOST = 128
 """The largest k that these kernels are for."""
-SHARES = 4
-"""Programs that compute a tile again, for different rows."""
+SHARES, PAIRS = 4, 64
+"""Programs that compute a tile again, for different rows, and rows that each takes at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,19 @@ class Ends:
     sure: Bool[Tensor, " n"]
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Each row's first word, where a word of its own stands, from 1, the smaller id first among equals; and which rows
+    are sure."""
+
+    first: Int[Tensor, " n"]
+    first_value: Float[Tensor, " n"]
+    value: Float[Tensor, " n"]
+    rank: Int[Tensor, " n"]
+    normalisers: Float[Tensor, "n pieces"]
+    sure: Bool[Tensor, " n"]
+
+
 def is_kept(product: Product) -> bool:
     """Whether the scores are written to memory."""
     size, width = product.words.shape
@@ -59,7 +73,7 @@ def is_kept(product: Product) -> bool:
 
 
 def room(products: Sequence[Product], k: int) -> int:
-    """Bytes that `ends` needs for a row, about."""
+    """Bytes that `ends` or `standing` needs for a row, about."""
     sizes = [(len(product.words), is_kept(product)) for product in products]
     tiles = sum(_tiles(size, kept) for size, kept in sizes)
     return 4 * (sum(size for size, kept in sizes if kept) + 2 * tiles + 2 * _places(k) * (WORDS + 8))
@@ -71,30 +85,76 @@ def ends(products: Sequence[Product], k: int, offsets: Offsets | None) -> Ends:
     `offsets`, from the pieces' normalisers, are added to their scores before these are compared.
     """
     with torch.cuda.device_of(products[0].inputs):
-        return _ends(products, k, offsets)
+        return _ends(_Survey.of(products, offsets), k)
 
 
-def _ends(products: Sequence[Product], k: int, offsets: Offsets | None) -> Ends:
-    n, device = len(products[0].inputs), products[0].inputs.device
+def standing(products: Sequence[Product], token: Int[Tensor, " n"], offsets: Offsets | None) -> Standing:
+    """The largest score of each row, and the rank of its own token's, over all pieces."""
+    with torch.cuda.device_of(products[0].inputs):
+        survey = _Survey.of(products, offsets)
+        top = _ends(survey, 1, sides=1)
+        lows = torch.tensor([product.low for product in products], device=token.device)
+        piece = torch.searchsorted(lows, token, right=True) - 1
+        places = token[:, None] - lows
+        own = torch.stack([_scores_at(survey, number, places[:, number]) for number in range(len(products))], 1)
+        own = own.gather(1, piece[:, None])
+        value = own + survey.added.gather(1, piece[:, None])
+        # In its own piece the score itself is the bound, not what rounding makes of it there and back.
+        bounds = (value - survey.added).scatter(1, piece[:, None], own)
+        counted = [_count(survey, number, bounds[:, number], places[:, number]) for number in range(len(products))]
+        rank = torch.stack(counted).sum(0) + 1
+    return Standing(top.ids[0, :, 0], top.values[0, :, 0], value[:, 0], rank, survey.normalisers, top.sure)
+
+
+def logsumexp(scores: Float[Tensor, "n size"]) -> Float[Tensor, " n"]:
+    with torch.cuda.device_of(scores):
+        return _combined(*_read_scores(scores, None, 0))
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one look through all scores tells."""
+
+    products: Sequence[Product]
+    scores: Sequence[Float[Tensor, "n _"] | None]
+    """Of each piece, where they are kept."""
+    firsts: Sequence[int]
+    """Each piece's first tile, and the number of all."""
+    edges: Float[Tensor, "2 n tiles"]
+    """Every tile's maximum and minimum."""
+    normalisers: Float[Tensor, "n pieces"]
+    added: Float[Tensor, "n pieces"]
+    """What makes the scores of different pieces comparable."""
+
+    @staticmethod
+    def of(products: Sequence[Product], offsets: Offsets | None) -> _Survey:
+        n, device = len(products[0].inputs), products[0].inputs.device
+        firsts = [0]
+        for product in products:
+            firsts.append(firsts[-1] + _tiles(len(product.words), is_kept(product)))
+        edges = torch.empty(2, n, firsts[-1], device=device)
+        scores: list[Tensor | None] = []
+        normalisers = []
+        for product, first in zip(products, firsts, strict=False):
+            kept = product.scores() if is_kept(product) else None
+            made = _read_product(product, edges, first) if kept is None else _read_scores(kept, edges, first)
+            scores.append(kept)
+            normalisers.append(_combined(*made))
+        normaliser = torch.stack(normalisers, 1)
+        added = torch.zeros_like(normaliser) if offsets is None else offsets(normaliser).contiguous()
+        return _Survey(products, scores, firsts, edges, normaliser, added)
+
+
+def _ends(survey: _Survey, k: int, sides: int = 2) -> Ends:
+    """Both ends, or only the first one; what stands at the other is not told then."""
+    products, edges, added = survey.products, survey.edges, survey.added
+    (_, n, tiles), device, places = edges.shape, edges.device, _places(k)
     shapes = tuple((product.low, len(product.words), is_kept(product)) for product in products)
-    firsts = [0]
-    for _, size, kept in shapes:
-        firsts.append(firsts[-1] + _tiles(size, kept))
-    tiles, places = firsts[-1], _places(k)
-    edges = torch.empty(2, n, tiles, device=device)
-    scores: list[Tensor | None] = []
-    normalisers = []
-    for product, first in zip(products, firsts, strict=False):
-        scores.append(product.scores() if is_kept(product) else None)
-        made = _read_scores(scores[-1], edges, first) if scores[-1] is not None else _read_product(product, edges, first)
-        normalisers.append(_combined(*made))
-    normaliser = torch.stack(normalisers, 1)
-    added = offsets(normaliser).contiguous() if offsets is not None else torch.zeros_like(normaliser)
     piece, base, end, step = _geometry(shapes, device)
     chosen = torch.full((n, 2, places), tiles, dtype=torch.int32, device=device)
     counts = torch.empty(2, n, 2, dtype=torch.int32, device=device)
     bound = torch.empty(n, 2, device=device)
-    _choose[(n, 2)](
+    kernels.choose[(n, sides)](
         edges,
         added,
         piece,
@@ -109,27 +169,20 @@ def _ends(products: Sequence[Product], k: int, offsets: Offsets | None) -> Ends:
         PLACES=places,
         num_warps=1,
     )
-    del edges
     got = torch.empty(n, 2, places, WORDS, device=device)
-    if all(found is not None for found in scores):
-        order = starts = None
-    else:
-        small = torch.int16 if tiles < 1 << 15 else torch.int32
-        ordered, order = chosen.flatten().to(small).sort()
-        starts = torch.searchsorted(ordered, torch.arange(tiles + 1, device=device).to(small), out_int32=True)
-    for product, found, first, last in zip(products, scores, firsts, firsts[1:], strict=False):
+    order = starts = None
+    if any(found is None for found in survey.scores):
+        order, starts = _by_tile(chosen.flatten(), tiles)
+    for product, found, first, last in zip(products, survey.scores, survey.firsts, survey.firsts[1:], strict=False):
         if found is not None:
-            _fetch[(n, 2)](found, chosen, got, found.shape[1], first, last, PLACES=places, num_warps=4)
+            kernels.fetch[(n, sides)](found, chosen, got, found.shape[1], first, last, PLACES=places, num_warps=4)
         else:
-            size, width = product.words.shape
-            _again[(last - first, SHARES)](
-                product.inputs, product.words, order, starts, got, size, first, places, K=width, PAIRS=64, num_warps=4
-            )
+            _compute_again(product, order, starts, got, range(first, last), 2 * places)
     most = 2 * places
     spare = torch.empty(2, n, 2, most, dtype=torch.int32, device=device)
     ids = torch.empty(2, n, k, dtype=torch.int64, device=device)
     values = torch.empty(2, n, k, device=device)
-    _pick[(n, 2)](
+    kernels.pick[(n, sides)](
         got,
         chosen,
         counts,
@@ -152,24 +205,57 @@ def _ends(products: Sequence[Product], k: int, offsets: Offsets | None) -> Ends:
         TILES=32,
         num_warps=4,
     )
-    counted = counts.amin(2), counts.amax(2)
-    sure = (counted[1][0] <= places) & (counted[0][1] >= k) & (counted[1][1] <= most) & normaliser.isfinite().all(1)
-    return Ends(ids, values, normaliser, sure)
+    reaching, picked = counts[:, :, :sides]
+    sure = (reaching <= places) & (picked >= k) & (picked <= most)
+    return Ends(ids, values, survey.normalisers, sure.all(1) & survey.normalisers.isfinite().all(1))
 
 
-def logsumexp(scores: Float[Tensor, "n size"]) -> Float[Tensor, " n"]:
-    with torch.cuda.device_of(scores):
-        return _combined(*_read_scores(scores, None, 0))
+def _scores_at(survey: _Survey, number: int, place: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Each row's score at its place in a piece; anything where that is outside."""
+    product, scores = survey.products[number], survey.scores[number]
+    size = len(product.words)
+    inside = (place >= 0) & (place < size)
+    place = place.clamp(0, size - 1)
+    if scores is not None:
+        return scores.gather(1, place[:, None])[:, 0]
+    # The inverse of the order of words in tiles that `multiply` has.
+    tile = place // BLOCK * (BLOCK // WORDS) + place % 8 // 2
+    line = place % BLOCK // 8 * 2 + place % 2
+    tiles = _tiles(size, kept=False)
+    order, starts = _by_tile(torch.where(inside, tile, tiles).int(), tiles)
+    got = torch.zeros(len(place), WORDS, device=place.device)
+    _compute_again(product, order, starts, got, range(tiles), 1)
+    return got.gather(1, line[:, None])[:, 0]
 
 
-def before(scores: Float[Tensor, "n size"], bound: Float[Tensor, " n"], place: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """How many scores of each row are larger than its bound, or equal to it and in front of its place."""
-    n, size = scores.shape
-    spans = triton.cdiv(size, SPAN)
-    count = torch.empty(n, spans, dtype=torch.int32, device=scores.device)
-    with torch.cuda.device_of(scores):
-        _before[(n, spans)](scores, bound.contiguous(), place.contiguous(), count, size, scores.stride(0), SPAN=SPAN)
-    return count.sum(1)
+def _by_tile(chosen: Int[Tensor, " m"], tiles: int) -> tuple[Int[Tensor, " m"], Int[Tensor, " starts"]]:
+    """All choices in the order of their tiles, and where each tile's begin."""
+    small = torch.int16 if tiles < 1 << 15 else torch.int32
+    ordered, order = chosen.to(small).sort()
+    return order, torch.searchsorted(ordered, torch.arange(tiles + 1, device=chosen.device).to(small), out_int32=True)
+
+
+def _compute_again(
+    product: Product, order: Tensor | None, starts: Tensor | None, got: Tensor, tiles: range, each: int
+) -> None:
+    size, width = product.words.shape
+    kernels.again[(len(tiles), SHARES)](
+        product.inputs, product.words, order, starts, got, size, tiles.start, each, K=width, PAIRS=PAIRS, num_warps=4
+    )
+
+
+def _count(survey: _Survey, number: int, bound: Float[Tensor, " n"], place: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """How many scores of a piece are larger than each row's bound, or equal to it and in front of its place."""
+    product, scores = survey.products[number], survey.scores[number]
+    bound, place, n = bound.contiguous(), place.int(), len(bound)
+    if scores is not None:
+        spans = triton.cdiv(scores.shape[1], SPAN)
+        counts = torch.empty(n, spans, dtype=torch.int32, device=bound.device)
+        kernels.before[(n, spans)](scores, bound, place, counts, scores.shape[1], scores.stride(0), SPAN=SPAN)
+    else:
+        counts = torch.empty(n, _parts(product), dtype=torch.int32, device=bound.device)
+        _multiply(kernels.count, product, bound, place, counts)
+    return counts.sum(1)
 
 
 def _tiles(size: int, kept: bool) -> int:
@@ -206,315 +292,47 @@ def _read_scores(scores: Float[Tensor, "n size"], edges: Tensor | None, first: i
     spans = triton.cdiv(size, SPAN)
     top, total = torch.empty(2, n, spans, device=scores.device)
     high, low = (top, top) if edges is None else edges
-    _read[(n, spans)](
+    kernels.read[(n, spans)](
         scores, high, low, top, total, size, scores.stride(0), high.shape[1], first, TILES=edges is not None, SPAN=SPAN
     )
     return top, total
 
 
 def _read_product(product: Product, edges: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    inputs, words = product.inputs, product.words
+    top, total = torch.empty(2, len(product.inputs), _parts(product), device=edges.device)
+    _multiply(kernels.multiply, product, *edges, top, total, edges.shape[2], first)
+    return top, total
+
+
+def _parts(product: Product) -> int:
+    """Programs that share a row's words: the last one has what is no whole block."""
+    size = len(product.words)
+    return triton.cdiv(size // BLOCK, STEPS) + (size % BLOCK > 0)
+
+
+def _multiply(kernel: Any, product: Product, *own: Any) -> None:
+    """Send every row and every word through a kernel that keeps no score."""
+    inputs, words, parts = product.inputs, product.words, _parts(product)
     (n, width), size = inputs.shape, len(words)
     assert inputs.is_contiguous()
     assert words.is_contiguous()
     whole = size // BLOCK
-    parts = triton.cdiv(whole, STEPS)
-    ragged = size % BLOCK > 0
-    top, total = torch.empty(2, n, parts + ragged, device=inputs.device)
-
-    def launch(begin: int, end: int, count: int, part: int) -> None:
-        _multiply[(triton.cdiv(n, ROWS), count)](
-            inputs,
-            words,
-            *edges,
-            top,
-            total,
-            n,
-            size,
-            edges.shape[2],
-            first,
-            begin,
-            end,
-            top.shape[1],
-            part,
-            RAGGED=end > whole,
-            K=width,
-            STEPS=STEPS if end <= whole else 1,
-            ROWS=ROWS,
-            STAGES=STAGES if width <= 64 else 2,
-            num_warps=WARPS,
-        )
-
-    launch(0, whole, parts, 0)
-    if ragged:
-        launch(whole, whole + 1, 1, parts)
-    return top, total
-
-
-@triton.jit
-@no_type_check
-def _multiply(
-    inputs,
-    words,
-    highs,
-    lows,
-    tops,
-    totals,
-    n,
-    size,
-    tiles,
-    first,
-    begin,
-    end,
-    parts,
-    part,
-    RAGGED: tl.constexpr,
-    K: tl.constexpr,
-    STEPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The hot one for narrow vectors: some rows, blocks of words from `begin` to `end`; no score leaves it. No thread
-    needs another's scores, either: in a product's layout it has words 2q and 2q + 1 of every eight, and they are a tile.
-    """
-    LOG2E: tl.constexpr = 1.4426950408889634
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (row < n)[:, None]
-    k = tl.arange(0, K)
-    a = tl.load(inputs + tl.minimum(row, n - 1)[:, None] * K + k[None, :])
-    at = row.to(tl.int64)[:, None] * tiles + first + tl.arange(0, 4)[None, :]
-    top = tl.full((ROWS, 4), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS, 4), tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        number = begin + tl.program_id(1) * STEPS + step
-        # Behind the last block, that one again: its tiles are what they were, its sum must not count twice.
-        block = tl.minimum(number, end - 1)
-        word = block * 128 + tl.arange(0, 128)
-        if RAGGED:
-            b = tl.load(words + tl.minimum(word, size - 1)[:, None] * K + k[None, :])
-            x = tl.dot(a, b.T)
-            low = tl.reshape(tl.where((word < size)[None, :], x, float("inf")), (ROWS, 16, 4, 2))
-            x = tl.reshape(tl.where((word < size)[None, :], x, float("-inf")), (ROWS, 16, 4, 2))
-        else:
-            b = tl.load(words + word[:, None] * K + k[None, :])
-            x = tl.reshape(tl.dot(a, b.T), (ROWS, 16, 4, 2))
-            low = x
-        high = tl.max(tl.max(x, 3), 1)
-        low = tl.min(tl.min(low, 3), 1)
-        tl.store(highs + at + block * 4, high, mask=inside)
-        tl.store(lows + at + block * 4, low, mask=inside)
-        new = tl.maximum(top, high)
-        base = new * LOG2E
-        if RAGGED:
-            base = tl.where(new > float("-inf"), base, 0.0)
-        more = tl.sum(tl.sum(tl.exp2(x * LOG2E - base[:, None, :, None]), 3), 1)
-        total = total * tl.exp2(top * LOG2E - base) + tl.where(number < end, more, 0.0)
-        top = new
-    best = tl.max(top, 1)
-    total = tl.sum(total * tl.exp2((top - best[:, None]) * LOG2E), 1)
-    place = row.to(tl.int64) * parts + part + tl.program_id(1)
-    tl.store(tops + place, best, mask=row < n)
-    tl.store(totals + place, total, mask=row < n)
-
-
-@triton.jit
-@no_type_check
-def _read(scores, highs, lows, tops, totals, size, stride, tiles, first, TILES: tl.constexpr, SPAN: tl.constexpr):
-    """The hot one for scores that are kept: a row, a span of words, read once."""
-    row = tl.program_id(0).to(tl.int64)
-    span = tl.program_id(1)
-    column = tl.arange(0, 128)
-    word = span * SPAN + tl.arange(0, SPAN // 128)[:, None] * 128 + column[None, :]
-    x = tl.load(scores + row * stride + word, mask=word < size, other=float("-inf"))
-    high = tl.max(x, 0)
-    if TILES:
-        low = tl.min(tl.where(word < size, x, float("inf")), 0)
-        at = row * tiles + first + span * 128 + column
-        tl.store(highs + at, high)
-        tl.store(lows + at, low)
-    best = tl.max(high, 0)
-    total = tl.sum(tl.exp2((x - best) * 1.4426950408889634))
-    part = row * tl.num_programs(1) + span
-    tl.store(tops + part, best)
-    tl.store(totals + part, total)
-
-
-@triton.jit
-@no_type_check
-def _before(scores, bounds, places, counts, size, stride, SPAN: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    word = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
-    x = tl.load(scores + row * stride + word, mask=word < size, other=float("-inf"))
-    bound = tl.load(bounds + row)
-    place = tl.load(places + row)
-    ahead = (word < size) & ((x > bound) | ((x == bound) & (word < place)))
-    tl.store(counts + row * tl.num_programs(1) + tl.program_id(1), tl.sum(ahead.to(tl.int32), 0))
-
-
-@triton.jit
-@no_type_check
-def _standing(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces):
-    """The best that each tile has, on this side."""
-    edge = tl.load(edges + (side.to(tl.int64) * n + row) * tiles + tile, mask=tile < tiles, other=0.0)
-    piece = tl.load(pieces_of + tile, mask=tile < tiles, other=0)
-    value = (edge + tl.load(offsets + row * pieces + piece)) * (1 - 2 * side).to(tl.float32)
-    return tl.where(tile < tiles, value, float("-inf"))
-
-
-@triton.jit
-@no_type_check
-def _choose(
-    edges,
-    offsets,
-    pieces_of,
-    chosen,
-    counts,
-    bounds,
-    n,
-    tiles,
-    pieces,
-    k,
-    GROUPS: tl.constexpr,
-    PLACES: tl.constexpr,
-):
-    """The tiles of a row that reach the k-th best of its groups of tiles. A group has every GROUPS-th tile, so that
-    words that stand together, being frequent, are spread over groups."""
-    row = tl.program_id(0).to(tl.int64)
-    side = tl.program_id(1)
-    best = tl.full((GROUPS,), float("-inf"), tl.float32)
-    begin = 0
-    while begin < tiles:
-        tile = begin + tl.arange(0, 4)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        best = tl.maximum(best, tl.max(_standing(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces), 0))
-        begin += 4 * GROUPS
-    # The largest number that k of them reach, bit by bit: with the bits of negatives flipped, integers are in the order
-    # of the numbers.
-    bits = best.to(tl.int32, bitcast=True)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    least = tl.where(tl.sum((bits >= 0).to(tl.int32), 0) >= k, 0, -0x80000000).to(tl.int32)
-    for digit in tl.static_range(31):
-        more = least | (1 << (30 - digit))
-        least = tl.where(tl.sum((bits >= more).to(tl.int32), 0) >= k, more, least)
-    bound = (least ^ ((least >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    mine = (row * 2 + side) * PLACES
-    count = 0
-    begin = 0
-    while begin < tiles:
-        tile = begin + tl.arange(0, 4 * GROUPS)
-        value = _standing(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces)
-        reaches = ((value >= bound) & (value > float("-inf"))).to(tl.int32)
-        place = count + tl.cumsum(reaches, 0) - 1
-        tl.store(chosen + mine + place, tile, mask=(reaches > 0) & (place < PLACES))
-        count += tl.sum(reaches, 0)
-        begin += 4 * GROUPS
-    tl.store(counts + row * 2 + side, count)
-    tl.store(bounds + row * 2 + side, bound)
-
-
-@triton.jit
-@no_type_check
-def _fetch(scores, chosen, got, size, first, last, PLACES: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    place = (row * 2 + tl.program_id(1)) * PLACES + tl.arange(0, PLACES)
-    tile = tl.load(chosen + place)
-    own = (tile >= first) & (tile < last)
-    tile = tile - first
-    number = tl.arange(0, 32)[None, :]
-    word = (tile // 128 * 4096 + tile % 128)[:, None] + number * 128
-    x = tl.load(scores + row * size + word, mask=own[:, None] & (word < size), other=0.0)
-    tl.store(got + place[:, None] * 32 + number, x, mask=own[:, None])
-
-
-@triton.jit
-@no_type_check
-def _again(inputs, words, order, starts, got, size, first, places, K: tl.constexpr, PAIRS: tl.constexpr):
-    """A tile's scores a second time, for the rows that have chosen it: the same product of the same numbers."""
-    tile = tl.program_id(0)
-    start = tl.load(starts + first + tile) + tl.program_id(1) * PAIRS
-    stop = tl.load(starts + first + tile + 1)
-    k = tl.arange(0, K)
-    number = tl.arange(0, 32)
-    word = tl.minimum(tile // 4 * 128 + tile % 4 * 2 + number // 2 * 8 + number % 2, size - 1)
-    b = tl.load(words + word[:, None] * K + k[None, :])
-    while start < stop:
-        line = start + tl.arange(0, PAIRS)
-        pair = tl.load(order + line, mask=line < stop, other=0)
-        row = pair // (2 * places)
-        a = tl.load(inputs + row[:, None] * K + k[None, :], mask=(line < stop)[:, None], other=0.0)
-        x = tl.dot(a, b.T)
-        tl.store(got + pair[:, None] * 32 + number[None, :], x, mask=(line < stop)[:, None])
-        start += PAIRS * tl.num_programs(1)
-
-
-@triton.jit
-@no_type_check
-def _pick(
-    got,
-    chosen,
-    counts,
-    bounds,
-    offsets,
-    pieces_of,
-    bases,
-    ends_of,
-    steps,
-    spare_value,
-    spare_id,
-    ids,
-    values,
-    n,
-    tiles,
-    pieces,
-    k,
-    PLACES: tl.constexpr,
-    MOST: tl.constexpr,
-    TILES: tl.constexpr,
-):
-    """The words of the chosen tiles that reach the bound, put aside and ranked: best first, then by id."""
-    row = tl.program_id(0).to(tl.int64)
-    side = tl.program_id(1)
-    sign = (1 - 2 * side).to(tl.float32)
-    mine = row * 2 + side
-    bound = tl.load(bounds + mine)
-    used = tl.minimum(tl.load(counts + mine), PLACES)
-    number = tl.arange(0, 32)[None, :]
-    found = 0
-    begin = 0
-    while begin < used:
-        place = begin + tl.arange(0, TILES)
-        inside = place < used
-        tile = tl.load(chosen + mine * PLACES + place, mask=inside, other=0)
-        offset = tl.load(offsets + row * pieces + tl.load(pieces_of + tile))
-        step = tl.load(steps + tile)[:, None]
-        apart = tl.where(step == 128, number * 128, number // 2 * 8 + number % 2)
-        word = tl.load(bases + tile)[:, None] + apart
-        inside = inside[:, None] & (word < tl.load(ends_of + tile)[:, None])
-        x = tl.load(got + (mine * PLACES + place)[:, None] * 32 + number, mask=inside, other=0.0)
-        value = tl.reshape((x + offset[:, None]) * sign, (TILES * 32,))
-        word = tl.reshape(word, (TILES * 32,))
-        reaches = (tl.reshape(inside, (TILES * 32,)) & (value >= bound)).to(tl.int32)
-        at = found + tl.cumsum(reaches, 0) - 1
-        kept = (reaches > 0) & (at < MOST)
-        tl.store(spare_value + mine * MOST + at, value, mask=kept)
-        tl.store(spare_id + mine * MOST + at, word, mask=kept)
-        found += tl.sum(reaches, 0)
-        begin += TILES
-    tl.store(counts + 2 * n + mine, found)
-    tl.debug_barrier()
-    at = tl.arange(0, MOST)
-    held = at < found
-    value = tl.load(spare_value + mine * MOST + at, mask=held, other=0.0)
-    word = tl.load(spare_id + mine * MOST + at, mask=held, other=0)
-    rank = tl.zeros((MOST,), tl.int32)
-    begin = 0
-    while begin < tl.minimum(found, MOST):
-        other = begin + tl.arange(0, 16)
-        inside = other < tl.minimum(found, MOST)
-        other_value = tl.load(spare_value + mine * MOST + other, mask=inside, other=float("-inf"))[:, None]
-        other_word = tl.load(spare_id + mine * MOST + other, mask=inside, other=0x7FFFFFFF)[:, None]
-        first = (other_value > value[None, :]) | ((other_value == value[None, :]) & (other_word < word[None, :]))
-        rank += tl.sum(first.to(tl.int32), 0)
-        begin += 16
-    out = (side.to(tl.int64) * n + row) * k + rank
-    tl.store(ids + out, word.to(tl.int64), mask=held & (rank < k))
-    tl.store(values + out, value * sign, mask=held & (rank < k))
+    for begin, end, count in ((0, whole, triton.cdiv(whole, STEPS)), (whole, whole + 1, int(size % BLOCK > 0))):
+        if count:
+            kernel[(triton.cdiv(n, ROWS), count)](
+                inputs,
+                words,
+                *own,
+                n,
+                size,
+                begin,
+                end,
+                parts,
+                0 if begin == 0 else parts - 1,
+                RAGGED=end > whole,
+                K=width,
+                STEPS=STEPS if end <= whole else 1,
+                ROWS=ROWS,
+                STAGES=STAGES if width <= 64 else 2,
+                num_warps=WARPS,
+            )

@@ -114,10 +114,6 @@ class Scored:
         place = (token - self.low).clamp(0, self.scores.shape[1] - 1)
         score = self.scores.gather(1, place[:, None])[:, 0]
         bound = torch.where(inside, score, log_prob - self.offset)
-        if can_tile(self.scores.device, self.scores.numel()):
-            from ffmem.model.tiles import before
-
-            return before(self.scores, bound, token - self.low)
         bound = bound[:, None]
         count = (self.scores > bound).sum(1, dtype=torch.int32)
         # Equal ones come before if their ids are smaller: all of them in a piece before the token's own.
@@ -230,7 +226,7 @@ class ChunkedVocabulary(ABC):
     def top(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Log-probabilities and ids of the k most likely tokens, most likely first, the smaller id among equals."""
         if can_tile(h.device, len(h) * self.size, k):
-            found = self._tiled(h, min(k, self.size), norm)
+            found = self.extremes(h, k, norm=norm)
             return found.promoted_log_prob, found.promoted
         log_prob, ids = self._chunked(h, norm, lambda pieces, _: _top(pieces, min(k, self.size)))
         return log_prob, ids
@@ -239,36 +235,56 @@ class ChunkedVocabulary(ABC):
     def extremes(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> Extremes:
         """Both ends of the vocabulary, the smaller id first among equals."""
         k = min(k, self.size)
-        return self._tiled(h, k, norm) if can_tile(h.device, len(h) * self.size, k) else self._sorted(h, k, norm)
+        if not can_tile(h.device, len(h) * self.size, k):
+            return Extremes(*self._sorted(h, k, norm))
+        from ffmem.model.tiles import ends
 
-    def _sorted(self, h: Float[Tensor, "n d"], k: int, norm: bool) -> Extremes:
+        def tiled(products: list[Product], offsets: Offsets | None, _: slice) -> tuple[Tensor, ...]:
+            found = ends(products, k, offsets)
+            return found.ids[0], found.values[0], found.ids[1], found.values[1], found.normalisers, found.sure
+
+        return Extremes(*self._tiled(h, norm, k, tiled, lambda rows: self._sorted(h[rows.to(h.device)], k, norm)))
+
+    def _sorted(self, h: Float[Tensor, "n d"], k: int, norm: bool) -> tuple[Tensor, ...]:
         def ends(pieces: list[Piece], _: slice) -> tuple[Tensor, ...]:
             high, promoted = _top(pieces, k)
             low, suppressed = _top(pieces, k, largest=False)
             return promoted, high, suppressed, low
 
-        return Extremes(*self._chunked(h, norm, ends))
+        return self._chunked(h, norm, ends)
 
-    def _tiled(self, h: Float[Tensor, "n d"], k: int, norm: bool) -> Extremes:
-        """The same by kernels that look into few scores; rows with too many equals are left to the plain way."""
-        from ffmem.model.tiles import ends, room
+    def _tiled(
+        self,
+        h: Float[Tensor, "n d"],
+        norm: bool,
+        k: int,
+        of: Callable[[list[Product], Offsets | None, slice], tuple[Tensor, ...]],
+        plain: Callable[[Int[Tensor, " rows"]], tuple[Tensor, ...]],
+    ) -> list[Tensor]:
+        """What kernels find that look into few scores, in chunks of rows; rows that they are not sure of go the plain way.
+
+        Behind the columns that are wanted, `of` gives the normalisers and which rows are sure.
+        """
+        from ffmem.model.tiles import room
 
         step = _whole(TILED_BYTES // room(self.products(h[:1], norm=norm)[0], k))
         parts = []
-        for rows in h.split(step):
-            products, offsets = self.products(rows, norm=norm)
+        for start in range(0, len(h), step):
+            rows = slice(start, start + step)
+            products, offsets = self.products(h[rows], norm=norm)
             # With one piece its scores are compared, which its offset would round.
-            found = ends(products, k, offsets if len(products) > 1 else None)
-            log_prob = found.values if len(products) > 1 else found.values + offsets(found.normalisers)
-            parts.append((found.ids[0], log_prob[0], found.ids[1], log_prob[1], found.sure))
-            del products, found
+            compared = offsets if len(products) > 1 else None
+            *found, normalisers, sure = of(products, compared, rows)
+            if compared is None:
+                offset = offsets(normalisers)
+                found = [one + offset.view(-1, *[1] * (one.ndim - 1)) if one.is_floating_point() else one for one in found]
+            parts.append((*found, sure))
+            del products
         *columns, sure = (torch.cat(column) for column in zip(*parts, strict=True))
         if len(unsure := (~sure).nonzero()[:, 0]):
-            plain = self._sorted(h[unsure.to(h.device)], k, norm)
-            again = (plain.promoted, plain.promoted_log_prob, plain.suppressed, plain.suppressed_log_prob)
-            for column, other in zip(columns, again, strict=True):
+            for column, other in zip(columns, plain(unsure), strict=True):
                 column[unsure] = other
-        return Extremes(*columns)
+        return columns
 
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
         """How many tokens are at least as likely as `token`, itself counted, the smaller id first among equals: from 1."""
@@ -277,7 +293,20 @@ class ChunkedVocabulary(ABC):
     @torch.inference_mode()
     def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged:
         """What each vector puts first, and what it thinks of a token of its own, in one projection."""
+        if not can_tile(h.device, len(h) * self.size):
+            return Judged(*self._judged(h, token, norm))
+        from ffmem.model.tiles import standing
 
+        def tiled(products: list[Product], offsets: Offsets | None, rows: slice) -> tuple[Tensor, ...]:
+            found = standing(products, token[rows].to(products[0].inputs.device), offsets)
+            return found.first, found.first_value, found.value, found.rank, found.normalisers, found.sure
+
+        def plain(rows: Tensor) -> tuple[Tensor, ...]:
+            return self._judged(h[rows.to(h.device)], token[rows.to(token.device)], norm)
+
+        return Judged(*self._tiled(h, norm, 1, tiled, plain))
+
+    def _judged(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], norm: bool) -> tuple[Tensor, ...]:
         def judged(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
             ids = token[rows].to(pieces[0].ceiling.device)
             own, rank = torch.zeros_like(pieces[0].ceiling), torch.ones_like(ids)
@@ -293,7 +322,7 @@ class ChunkedVocabulary(ABC):
             log_prob, top = _best(pieces)
             return top, log_prob, own, rank
 
-        return Judged(*self._chunked(h, norm, judged))
+        return self._chunked(h, norm, judged)
 
 
 def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
