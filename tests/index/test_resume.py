@@ -12,7 +12,6 @@ import pytest
 from ffmem import build_index
 from ffmem.corpus import plan
 from ffmem.corpus.feeder import can_feed
-from ffmem.index import folder as folder_module
 from ffmem.words import CorpusError, RunError
 from tests.index.reference import SETTINGS, content
 
@@ -50,13 +49,13 @@ def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(
                 raise Crash
             replace(source, target)
 
-        monkeypatch.setattr(folder_module.os, "replace", dying)
+        monkeypatch.setattr(os, "replace", dying)
         try:
             build_index(gpt2, long_text, out=run, **SETTINGS)
             break
         except Crash:
             crashes += 1
-    monkeypatch.setattr(folder_module.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     build_index(gpt2, long_text, out=run, **SETTINGS)
     assert crashes > 5
     assert content(run) == whole

@@ -121,7 +121,7 @@ def build_index(
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
         if plan.is_fed:
             get_ready()
-        with folder.locked():
+        with folder.locked(quiet=quiet):
             if overwrite or not _worth_keeping(folder):
                 folder.clear()
             manifest = folder.manifest()
@@ -234,7 +234,7 @@ class _Run:
         self.folder.log("continued" if shards else "started", shards=shards, host=platform.node())
         with closing(work):
             for _ in work:
-                pass
+                self.folder.check_writer()
         seconds = time.monotonic() - self.began
         self.folder.log("finished", seconds=round(seconds, 2), tokens=self.read - self.before)
 

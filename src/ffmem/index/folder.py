@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ffmem.index.store import UNFINISHED, is_url, store_at
+from ffmem.index.lock import WRITER, Claim, folder_lock
+from ffmem.index.store import UNFINISHED, ObjectStore, is_url, store_at
 from ffmem.words import RunError
 
 FORMAT = 1
@@ -51,9 +51,10 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.files = files = store_at(path)
         self.path: Any = files.path  # a Path, or a URL as a string
-        self.place, self.writing, self.file, self.reading = files.place, files.writing, files.file, files.reading
+        self.place, self.file, self.reading = files.place, files.file, files.reading
         self.read_bytes, self.exists, self.names, self.size = files.read_bytes, files.exists, files.names, files.size
         self.remove, self.remove_tree, self.disk_use = files.remove, files.remove_tree, files.used
+        self._claim: Claim | None = None
 
     @property
     def work(self) -> Path:
@@ -132,7 +133,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the run, and nothing that is not part of it; a folder that was never a run is left alone."""
         entries = self.files.entries() or set()
-        if entries - set(PARTS) and MANIFEST not in entries:
+        if entries - {*PARTS, WRITER} and MANIFEST not in entries:
             raise RunError(f"{self.path} exists and is not an ffmem run: choose another folder")
         for name in PARTS:
             if name in entries:
@@ -158,41 +159,35 @@ class RunFolder:
     def log(self, event: str, **facts: Any) -> None:
         """Note times and other things that differ from run to run."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
+        self.check_writer()
         self.files.append(LOG, line + "\n")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only writer. The lock is on the folder itself and ends with the process, however that ends.
-
-        An object store has no locks: there, it is for the user to start one writer at a time.
-        """
-        if not isinstance(self.path, Path):
-            yield
+    def locked(self, *, quiet: bool = False) -> Iterator[None]:
+        """Be the only writer. In an object store that is looked at again before each file is put."""
+        if not isinstance(self.files, ObjectStore):
+            with folder_lock(self.path):
+                yield
             return
+        self._claim = Claim(self.files)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
-            raise RunError(f"expected a folder for the run, found a file at {self.path}") from error
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be made: {error.strerror}") from error
-        try:
-            import fcntl
-        except ImportError:  # Windows has no flock
-            yield
-            return
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(
-                    f"{self.path}: another process is writing this run; wait for it or choose another folder"
-                ) from error
-            except OSError:
-                pass  # a file system without locks
+            self._claim.take(quiet=quiet)
             yield
         finally:
-            os.close(handle)
+            self._claim.release()
+            self._claim = None
+
+    def check_writer(self) -> None:
+        """An error where this process was the only writer and is not any more."""
+        if self._claim:
+            self._claim.check()
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A temporary path; when the block ends well the whole file takes the name, folders above it included."""
+        with self.files.writing(name) as path:
+            yield path
+            self.check_writer()
 
 
 def folder_of(file: str | Path) -> tuple[RunFolder, str]:

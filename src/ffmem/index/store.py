@@ -229,9 +229,28 @@ class ObjectStore(Store):
             before = self.read_bytes(name)
         except FileNotFoundError:
             before = b""
+        self.put(name, before + text.encode())
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small file."""
         with self._asked("written", name):
             fs, root = self._reached()
-            fs.pipe_file(f"{root}/{name}", before + text.encode())
+            fs.pipe_file(f"{root}/{name}", data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file if there is none; False where there is one.
+
+        A store that cannot put a file on that condition writes it all the same.
+        """
+        with self._asked("written", name):
+            fs, root = self._reached()
+            try:
+                fs.pipe_file(f"{root}/{name}", data, mode="create")
+            except FileExistsError:
+                return False
+            except (NotImplementedError, TypeError, ValueError):
+                fs.pipe_file(f"{root}/{name}", data)
+            return True
 
     def exists(self, name: str) -> bool:
         try:

@@ -53,7 +53,7 @@ def values(
         raise FfmemError(f"expected top of at least 1, found {top}")
     index = run if isinstance(run, Index) else open_index(run)
     loaded = model_of(index, model, **load)
-    with index.folder.locked(), reporting("projecting values", quiet=quiet) as reporter:
+    with index.folder.locked(quiet=quiet), reporting("projecting values", quiet=quiet) as reporter:
         manifest = index.folder.complete()
         if manifest["files"].pop(VALUES, None):
             # Stopped between file and manifest, the run must not point to values that are not there.

@@ -1,0 +1,142 @@
+"""The one writer of a run: a lock on its folder, or in an object store a file that the writer renews."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ffmem.index.store import ObjectStore
+from ffmem.progress import reporting
+from ffmem.words import RunError
+
+WRITER = "writer.json"
+"""The file that says who writes a run in an object store."""
+BEAT = 5.0
+"""Seconds between two signs of life."""
+PATIENCE = 30.0
+"""Seconds without one, after which a writer is taken to be gone."""
+
+
+@contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """The lock is on the folder itself, made if need be, and ends with the process, however that ends."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise RunError(f"expected a folder for the run, found a file at {path}") from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be made: {error.strerror}") from error
+    try:
+        import fcntl
+    except ImportError:  # Windows has no flock
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(f"{path}: another process is writing this run; wait for it or choose another folder") from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+class Claim:
+    """A file that says who writes, made only where there is none, and renewed as long as its process lives.
+
+    No clocks are compared: whoever finds one watches whether it changes. One that stays as it is was left behind by a
+    process that is gone, and is taken over. A writer that was out of reach for so long finds that out before it writes.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.id = uuid.uuid4().hex
+        self.beats = 0
+        self.lost = ""
+        """Who has taken over, in words."""
+        self._ended = threading.Event()
+        self._renewer = threading.Thread(target=self._renew, name="ffmem-writer", daemon=True)
+
+    def take(self, *, quiet: bool = False) -> None:
+        """Become the writer; an error where another one lives."""
+        if (found := self._read()) is not None:
+            self._wait_for_the_end_of(found, quiet)
+            self.store.remove(WRITER)
+        if not self.store.create(WRITER, self._told()):
+            raise self._taken(self._read())
+        self._renewer.start()
+
+    def check(self) -> None:
+        """An error where another process has taken over."""
+        if self.lost:
+            raise RunError(
+                f"{self.store.path}: {self.lost} has taken over this run, since nothing was heard of this process for "
+                f"{PATIENCE:.0f} s: leave it to that one"
+            )
+
+    def release(self) -> None:
+        self._ended.set()
+        if self._renewer.is_alive():
+            self._renewer.join()
+        with suppress(RunError):  # what cannot be reached now is taken over later
+            if not self.lost and self._is_mine(self._read()):
+                self.store.remove(WRITER)
+
+    def _wait_for_the_end_of(self, found: dict[str, Any], quiet: bool) -> None:
+        began = time.monotonic()
+        with reporting("waiting", quiet=quiet) as reporter:
+            while (waited := time.monotonic() - began) < PATIENCE:
+                reporter.update(waited / PATIENCE, f"{_who(found)} was writing this run: looking whether it lives")
+                time.sleep(BEAT / 5)
+                now = self._read()
+                if now is None:
+                    return
+                if now != found:
+                    raise self._taken(now)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT):
+            with suppress(RunError):  # a network that fails now may work the next time
+                if not self._is_mine(found := self._read()):
+                    self.lost = _who(found)
+                    return
+                self.beats += 1
+                self.store.put(WRITER, self._told())
+
+    def _told(self) -> bytes:
+        told = {"host": platform.node(), "process": os.getpid(), "id": self.id, "beats": self.beats}
+        return json.dumps(told).encode()
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.store.read_bytes(WRITER))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {}
+
+    def _is_mine(self, found: dict[str, Any] | None) -> bool:
+        return found is not None and found.get("id") == self.id
+
+    def _taken(self, found: dict[str, Any] | None) -> RunError:
+        return RunError(
+            f"{self.store.path}: another process is writing this run ({_who(found)}); wait for it or choose another place"
+        )
+
+
+def _who(found: dict[str, Any] | None) -> str:
+    return (
+        f"process {found['process']} on {found['host']}" if found and {"process", "host"} <= found.keys() else "another one"
+    )

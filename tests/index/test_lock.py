@@ -1,0 +1,166 @@
+"""One writer at a time, in a folder by the system's lock, in an object store by a file that its writer renews."""
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ffmem import build_index
+from ffmem.index import lock
+from ffmem.index.folder import RunFolder
+from ffmem.index.lock import WRITER, Claim
+from ffmem.index.store import store_at
+from ffmem.words import RunError
+from tests.index.shelf import BUCKET, s3_store
+
+BEAT, PATIENCE = 0.1, 1.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", BEAT)
+    monkeypatch.setattr(lock, "PATIENCE", PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_store() as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "s3"])
+def url(request):
+    name = re.sub(r"\W+", "-", request.node.name)
+    if request.param == "memory":
+        return f"memory://locks/{name}"
+    request.getfixturevalue("server")
+    return f"s3://{BUCKET}/locks/{name}"
+
+
+def written(folder, name, text):
+    with folder.writing(name) as path:
+        path.write_text(text)
+
+
+def left_behind(url, told=b'{"host": "far", "process": 7, "id": "other", "beats": 3}'):
+    """What a writer leaves that was killed."""
+    store_at(url).put(WRITER, told)
+
+
+def test_in_a_folder_the_second_writer_is_refused(tmp_path):
+    with RunFolder(tmp_path).locked(), pytest.raises(RunError, match="another process is writing this run"):
+        RunFolder(tmp_path).locked().__enter__()
+    with RunFolder(tmp_path).locked():
+        pass
+
+
+def test_in_a_store_the_second_writer_sees_that_the_first_lives_and_is_refused(url):
+    one, two = RunFolder(url), RunFolder(url)
+    with one.locked():
+        began = time.monotonic()
+        with pytest.raises(RunError, match=r"another process is writing this run \(process \d+ on .+\); wait for it"):
+            two.locked().__enter__()
+        assert time.monotonic() - began < PATIENCE
+        written(one, "work/a.txt", "mine")  # the first goes on
+    assert one.names("") == ["work/a.txt"]  # nothing is left of the lock
+    with two.locked():
+        pass
+
+
+def test_the_lock_is_given_back_when_writing_fails_or_is_stopped(url):
+    for error in (RunError("no"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), RunFolder(url).locked():
+            raise error
+        assert not RunFolder(url).exists(WRITER)
+
+
+@pytest.mark.parametrize("told", [b'{"host": "far", "process": 7, "id": "other", "beats": 3}', b"not json", b"[1]"])
+def test_a_lock_that_a_killed_writer_left_is_taken_over_after_a_while(url, told, monkeypatch, capsys):
+    monkeypatch.setattr("ffmem.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("ffmem.progress.PLAIN_EVERY", 0.0)
+    left_behind(url, told)
+    began = time.monotonic()
+    folder = RunFolder(url)
+    with folder.locked():
+        assert time.monotonic() - began >= PATIENCE
+        assert json.loads(folder.read_bytes(WRITER))["id"] != "other"
+        written(folder, "a.txt", "mine")
+    assert folder.names("") == ["a.txt"]
+    who = "process 7 on far" if b"far" in told else "another one"
+    assert f"{who} was writing this run: looking whether it lives" in capsys.readouterr().err
+
+
+def test_a_lock_that_is_given_back_meanwhile_is_free_at_once(url):
+    left_behind(url)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: (time.sleep(2 * BEAT), store_at(url).remove(WRITER)))
+        began = time.monotonic()
+        with RunFolder(url).locked():
+            assert time.monotonic() - began < PATIENCE
+
+
+def test_of_many_that_come_at_once_one_becomes_the_writer(url):
+    claims = [Claim(store_at(url)) for _ in range(8)]
+
+    def takes(claim):
+        try:
+            claim.take()
+        except RunError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(claims)) as pool:
+        assert sum(pool.map(takes, claims)) == 1
+    for claim in claims:
+        claim.release()
+    assert not RunFolder(url).exists(WRITER)
+
+
+def test_a_writer_that_was_taken_for_dead_finds_out_before_it_writes_and_leaves_the_others_lock(url):
+    folder = RunFolder(url)
+    written(folder, "manifest.json", "whole")
+    taken = r"process 7 on far has taken over this run, .* leave it to that one"
+    with folder.locked():
+        left_behind(url)
+        deadline = time.monotonic() + 5
+        while not folder._claim.lost and time.monotonic() < deadline:
+            time.sleep(BEAT)
+        with pytest.raises(RunError, match=taken):
+            written(folder, "manifest.json", "torn")
+        with pytest.raises(RunError, match=taken):
+            folder.log("started")
+    assert folder.read_bytes("manifest.json") == b"whole"
+    assert json.loads(folder.read_bytes(WRITER))["id"] == "other"
+
+
+def test_a_store_that_fails_for_a_moment_loses_nobody_the_lock(url, monkeypatch):
+    folder = RunFolder(url)
+    with folder.locked():
+        claim = folder._claim
+        put = claim.store.put
+        failures = iter([True, True])
+
+        def failing(name, data):
+            if next(failures, False):
+                raise RunError("the network is down")
+            put(name, data)
+
+        monkeypatch.setattr(claim.store, "put", failing)
+        before = json.loads(folder.read_bytes(WRITER))["beats"]
+        deadline = time.monotonic() + 5
+        while json.loads(folder.read_bytes(WRITER))["beats"] < before + 3 and time.monotonic() < deadline:
+            time.sleep(BEAT)
+        assert next(failures, None) is None
+        written(folder, "a.txt", "mine")
+
+
+def test_a_run_that_another_process_writes_is_refused_before_anything_is_changed(gpt2, url):
+    texts = ["a cat sat on the mat", "a dog ran"]
+    with RunFolder(url).locked():
+        with pytest.raises(RunError, match="another process is writing this run"):
+            build_index(gpt2, texts, out=url, quiet=True)
+        assert RunFolder(url).names("") == [WRITER]
+    index = build_index(gpt2, texts, out=url, quiet=True)
+    assert not index.folder.exists(WRITER)
