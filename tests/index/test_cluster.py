@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,13 +75,14 @@ def rays():
 
 @pytest.fixture(scope="module")
 def cluster(store, rays):
-    """Two nodes on this machine, with room for a worker each; this process is connected to neither."""
+    """Two nodes on this machine, with room for a worker each; this process is connected to neither. What one of them says
+    of two GPUs concerns those only who do not ask for the CPU."""
     from ray.cluster_utils import Cluster
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        made.add_node(num_cpus=1)
+        made.add_node(num_cpus=1, num_gpus=2)
         yield made
     finally:
         made.shutdown()
@@ -143,7 +145,7 @@ def logged(run, event):
 
 def test_workers_on_two_nodes_make_the_bytes_of_one(indexing, alone, tmp_path, hired, capfd, monkeypatch):
     """A third finds no room, which holds up nobody."""
-    monkeypatch.setattr(room, "PATIENCE", 5.0)
+    monkeypatch.setattr(room, "PATIENCE", 15.0)
     monkeypatch.chdir(tmp_path)  # a relative path means the same to workers, wherever they run
     index = indexing("run", workers=3)
     assert index.model is None
@@ -344,6 +346,35 @@ def test_an_address_without_a_cluster_is_one_line(gpt2_folder, text_file, tmp_pa
 def test_devices_are_given_out_by_ray(cluster, gpt2_folder, text, tmp_path, settings, message):
     with pytest.raises(FfmemError, match=message):
         build_index(gpt2_folder, text, out=tmp_path / "run", engine="ray", address=cluster.address, **settings)
+
+
+def test_with_a_device_map_a_worker_gets_several_gpus_of_one_node(cluster, gpt2_folder, text, alone, tmp_path, hired):
+    """There are none in truth, so that the model is on the CPU after all."""
+    spread = {"engine": "ray", "address": cluster.address, "device_map": "auto"}
+    build_index(gpt2_folder, text, out=tmp_path / "run", **SETTINGS, **spread)
+    assert [lane.cluster.needs for lane in hired] == [{"CPU": 1, "GPU": 2}]
+    assert content(tmp_path / "run") == alone
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "share", "places"),
+    [
+        ([8, 8], None, 8, 2),
+        ([8, 4, 0], None, 4, 3),
+        ([8, 8], 4, 4, 4),
+        ([8, 8], 3, 4, 4),
+        ([8, 8], 2, 8, 2),
+        ([8, 4], 3, 4, 3),
+        ([1, 1], 2, 1, 2),
+        ([2], 5, 1, 2),
+        ([], None, 1, 1),
+    ],
+)
+def test_gpus_of_a_cluster_are_shared_out_machine_by_machine(gpus, workers, share, places):
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
+    made = room.Cluster(SimpleNamespace(nodes=lambda: nodes), "cuda", workers, spread=True)
+    assert made.needs == {"CPU": 1, "GPU": share}
+    assert made.places() == places
 
 
 class Doomed:

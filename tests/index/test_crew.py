@@ -204,7 +204,7 @@ def test_a_silent_end_is_noticed(monkeypatch):
     [
         ({"workers": 0}, "at least 1 worker"),
         ({"workers": 2, "devices": "cpu"}, "a device for each of 2 workers, found 1"),
-        ({"workers": 2, "device_map": "auto"}, "a device map spreads one model"),
+        ({"device_map": "auto", "device": "cpu"}, "spreads a model over all GPUs, found device 'cpu' too"),
         ({"engine": "slurm"}, "expected engine local or ray"),
         ({"address": "auto"}, "an address is for --engine ray"),
         ({"engine": "ray", "devices": "cuda:0"}, "--devices is for workers on this machine"),

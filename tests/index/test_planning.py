@@ -106,13 +106,14 @@ def test_time_is_flops_over_the_rate_and_the_ratio():
     )
 
 
-def test_a_model_that_no_gpu_holds_is_spread_and_is_as_fast_as_one():
-    large = plan("llama3-70b", tokens=1e9, gpus=8)
-    assert (large.memory.gpus, large.time.workers) == (2, 1)
-    assert large.time.reading == pytest.approx(4 * large.time.reading_with_copies)
-    assert plan("llama3-70b", tokens=1e9, gpus=2).time.reading == pytest.approx(large.time.reading)
+def test_of_a_model_that_no_gpu_holds_each_worker_has_a_copy_spread_over_its_share_and_as_fast_as_one():
+    large, pair, odd = (plan("llama3-70b", tokens=1e9, gpus=gpus) for gpus in (8, 2, 3))
+    assert (large.memory.gpus, large.time.workers) == (2, 4)
+    assert pair.time.workers == odd.time.workers == 1
+    assert pair.time.tokens_a_second == large.time.tokens_a_second
+    assert pair.time.reading == pytest.approx(4 * large.time.reading, rel=0.05)  # checkpoints of smaller shards
+    assert "--workers 4 --device-map auto" in str(large)
     assert "one after another" in str(large)
-    assert plan("llama3-70b", tokens=1e9, gpu_memory=200).time.workers == 1
     assert plan("llama3-70b", tokens=1e9, gpu_memory=200).memory.gpus == 1
 
 

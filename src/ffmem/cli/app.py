@@ -82,7 +82,8 @@ def index(
     device: Device = "auto",
     dtype: Dtype = "auto",
     device_map: Annotated[
-        str | None, typer.Option(help="`auto` spreads the model over all GPUs (needs accelerate).")
+        str | None,
+        typer.Option(help="`auto` spreads the model over all GPUs, or a worker's share of them (needs accelerate)."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit of a model on the hub.")] = None,
     bos: Annotated[str, typer.Option(help="Put the beginning-of-sentence token first: `auto`, `on` or `off`.")] = "auto",
@@ -104,7 +105,11 @@ def index(
         ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="A device for each worker, such as `cuda:0,cuda:1`.", show_default="none")
+        str | None,
+        typer.Option(
+            help="A device for each worker, such as `cuda:0,cuda:1`, or several for each: `cuda:0+cuda:1,cuda:2+cuda:3`.",
+            show_default="none",
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="Where workers run: `local` or `ray`, on a Ray cluster.")] = "local",
     address: Annotated[

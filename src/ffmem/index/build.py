@@ -23,6 +23,7 @@ from ffmem.index.crew import Crew, ProcessLane, check_known
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
+from ffmem.index.places import places
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
     SENTENCE_SCHEMA,
@@ -78,9 +79,9 @@ def build_index(
     list of `Path`s, a `hf:` name, a `Dataset` or an iterable of strings. The same call again continues a run that
     was stopped, and opens one that is complete. `announce` is told what the run will take before it starts.
 
-    Several workers share the work, and the index is the same: `workers` processes (one a GPU where there are some), one
-    for each of `devices` ("cuda:0,cuda:1"), or with `engine="ray"` actors on the cluster at `address`. `out` may be a URL
-    such as `s3://bucket/run`.
+    Several workers share the work, and the index is the same: `workers` processes (one a GPU where there are some, or one a
+    share of them with a `device_map`), one for each of `devices` ("cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3"), or with
+    `engine="ray"` actors on the cluster at `address`. `out` may be a URL such as `s3://bucket/run`.
     """
     _choice("distinct", distinct, DISTINCT)
     _choice("negative", negative, ("auto", "on", "off"))
@@ -163,49 +164,29 @@ def _crew(
         raise FfmemError(f"expected at least 1 worker, found {workers}")
     if address is not None and engine != "ray":
         raise FfmemError("an address is for --engine ray")
-    named = [device.strip() for device in devices.split(",")] if devices else []
-    if engine == "local" and not named and workers in (None, 1):
+    if engine == "local" and not devices and workers in (None, 1):
         yield None
         return
     if not isinstance(model, (str, Path)):
         raise ModelError("several workers load the model themselves: give its name or its folder, not a model in memory")
-    if load.get("device_map"):
-        raise FfmemError("a device map spreads one model over all GPUs, so there is one worker: leave out --workers")
     model, threads = str(model), torch.get_num_threads()
     if engine == "ray":
         from ffmem.index.cluster import Cluster, connected
 
-        if named:
+        if devices:
             raise FfmemError("--devices is for workers on this machine: a Ray cluster gives each worker its GPU")
         with suppress(ModelError):  # a folder may be there for the workers alone
             model = known_name(model)
         with connected(address) as ray:
-            cluster = Cluster(ray, load.get("device", "auto"))
+            cluster = Cluster(ray, load.get("device", "auto"), workers, spread=bool(load.get("device_map")))
             crew = Crew(lambda _: cluster.hire(model, load, threads), workers or cluster.places())
             with closing(crew):
                 yield crew
     else:
-        if named and workers not in (None, len(named)):
-            raise FfmemError(f"expected a device for each of {workers} workers, found {len(named)}: {devices}")
-        named = named or _devices(load.get("device", "auto"), workers or 1)
-        crew = Crew(lambda number: ProcessLane(model, load | {"device": named[number]}, threads), len(named))
+        here = places(load, workers, devices)
+        crew = Crew(lambda number: ProcessLane(model, here[number].load, threads, here[number].environment), len(here))
         with closing(crew):
             yield crew
-
-
-def _devices(device: str, workers: int) -> list[str]:
-    """A device for each worker: GPUs where there are some, unless the CPU is asked for."""
-    if device not in ("auto", "cuda"):
-        return [device] * workers
-    gpus = torch.cuda.device_count()
-    if not gpus:
-        return ["cpu" if device == "auto" else device] * workers
-    if workers > gpus:
-        raise FfmemError(
-            f"expected at most {gpus} workers for {gpus} GPUs, found {workers}: to share a GPU, name it twice "
-            "(--devices cuda:0,cuda:0)"
-        )
-    return [f"cuda:{number}" for number in range(workers)]
 
 
 def _worth_keeping(folder: RunFolder) -> bool:

@@ -96,7 +96,7 @@ def _unreachable(address: str, error: Exception) -> str:
 class Cluster:
     """The machines of a Ray cluster, as far as workers need them."""
 
-    def __init__(self, ray: Any, device: str) -> None:
+    def __init__(self, ray: Any, device: str, workers: int | None = None, *, spread: bool = False) -> None:
         if device.startswith("cuda:"):
             raise FfmemError(
                 f"expected --device auto, cuda or cpu with --engine ray, found {device}: Ray gives out the GPUs"
@@ -104,7 +104,7 @@ class Cluster:
         self.ray = ray
         self.needs = {"CPU": 1}
         if device != "cpu" and (device == "cuda" or self._count("GPU")):
-            self.needs["GPU"] = 1
+            self.needs["GPU"] = self._share(workers) if spread else 1
         self.worked = time.monotonic()
         """When a worker was last known to live."""
 
@@ -114,10 +114,17 @@ class Cluster:
     def _count(self, what: str) -> int:
         return sum(int(node.get(what, 0)) for node in self._nodes())
 
+    def _share(self, workers: int | None) -> int:
+        """GPUs of one machine over which a worker spreads its model: as many as there are for so many workers, or else all
+        that the machine with the fewest has."""
+        gpus = [found for node in self._nodes() if (found := int(node.get("GPU", 0)))] or [1]
+        shares = range(max(gpus), 1, -1) if workers else [min(gpus)]
+        return next((share for share in shares if sum(found // share for found in gpus) >= (workers or 1)), 1)
+
     def places(self) -> int:
-        """How many workers there is room for: one a GPU, or one a machine where there are none."""
+        """How many workers there is room for: one a GPU or a share of them, or one a machine where there are none."""
         if "GPU" in self.needs:
-            return max(1, self._count("GPU"))
+            return max(1, sum(int(node.get("GPU", 0)) // self.needs["GPU"] for node in self._nodes()))
         return max(1, sum(node.get("CPU", 0) >= 1 for node in self._nodes()))
 
     def hire(self, model: str, load: dict[str, Any], threads: int) -> RayLane:

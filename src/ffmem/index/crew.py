@@ -8,8 +8,8 @@ import signal
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Container, Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -230,14 +230,14 @@ class Nobody:
 
 
 class ProcessLane:
-    """A worker in a process of its own on this machine."""
+    """A worker in a process of its own on this machine, which sees this environment besides that of its parent."""
 
-    def __init__(self, model: str, load: dict[str, Any], threads: int) -> None:
+    def __init__(self, model: str, load: dict[str, Any], threads: int, environment: Mapping[str, str] | None = None) -> None:
         # A fresh process: a fork of one that has touched a GPU or started threads may hang.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, model, load, threads), daemon=True, name="ffmem-worker")
-        with hidden_main():
+        with hidden_main(), _environment(environment or {}):
             self.process.start()
         theirs.close()
         self.tokens = 0
@@ -275,6 +275,21 @@ class ProcessLane:
         self.process.kill()
         self.process.join()
         self.pipe.close()
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    """What a process that is started meanwhile finds in its environment."""
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _serve(pipe: Connection, model: str, load: dict[str, Any], threads: int) -> None:

@@ -56,8 +56,6 @@ class Time:
     """Of that, what writing the state would take if nothing else went on meanwhile."""
     text_cores: float
     """Processor cores that keep all workers in text."""
-    reading_with_copies: float | None
-    """If every group of GPUs that can hold a model too large for one were a worker; None where one GPU holds it."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +120,11 @@ class Plan:
         parameters = (
             f"{shape.parameters / 1e9:.3g} billion" if shape.parameters >= 1e9 else f"{shape.parameters / 1e6:.3g} million"
         )
-        rows = [
+        return [
             ("model", f"{shape.name}: {parameters} parameters, {sum(shape.cells):,} cells in {shape.layers} layers"),
             ("tokens", f"{self.tokens:,}, {self.flops / 1e9:,.3g} GFLOPs each"),
             ("workers", f"{time.workers} on {_gpus(self.gpus)}, {_figures(time.tokens_a_second)} tokens/s each"),
             ("time to read", _duration(time.reading)),
-        ]
-        if time.reading_with_copies is not None and time.reading_with_copies < time.reading:
-            rows.append(
-                (f"with {self.gpus // memory.gpus} workers", f"{_duration(time.reading_with_copies)}, not possible yet")
-            )
-        return [
-            *rows,
             ("time to finish", _duration(time.finishing)),
             ("cores for the text", f"{max(1, ceil(time.text_cores)):,}"),
             ("GPU memory, weights", _size(memory.weights)),
@@ -181,7 +172,7 @@ def plan(
 
     >>> found = plan("llama3-70b", tokens=1e9, gpus=8)
     >>> found.memory.gpus, found.time.workers, found.network.checkpoint
-    (2, 1, 12340428800)
+    (2, 4, 12340428800)
     """
     for name, value, least in (("tokens", tokens, 1), ("gpus", gpus, 1), ("top", top, 1), ("gpu-memory", gpu_memory, 1)):
         if not least <= value < inf:
@@ -196,7 +187,7 @@ def plan(
             f"{shape.name} takes {_size(memory.whole)}, which is {memory.gpus} GPUs of {gpu_memory:g} GB, found {gpus}: "
             "plan with more --gpus or a larger --gpu-memory"
         )
-    workers = gpus if memory.gpus == 1 else 1  # a device map makes one worker of all GPUs
+    workers = gpus // memory.gpus
     flops = shape.flops(round(length)) * (1 + 1 / length) / (1 - padding)
     speed = rate.tflops * 1e12 / flops / (rate.ratio_with_statistics if stats else rate.ratio_with_index)
     checkpoint = cells * state_bytes(top, signs, stats)
@@ -226,7 +217,6 @@ def plan(
             shard=shard,
             checkpoint_share=writing / shard,
             text_cores=workers * speed / host.text_tokens_a_second,
-            reading_with_copies=reading / min(shards, gpus // memory.gpus) if memory.gpus > 1 else None,
         ),
         memory=memory,
         disk=disk,
@@ -282,9 +272,10 @@ def _assumptions(
     ratio = rate.ratio_with_statistics if stats else rate.ratio_with_index
     origin, core = ("measured" if one.measured else "NOT MEASURED YET, a stand-in" for one in (rate, host))
     alone = "every worker has a GPU of its own and is as fast as one alone"
+    workers = gpus // memory.gpus
     spread = (
-        f"one GPU does not hold a copy: `--device-map auto` spreads it, its layers run one after another, so {_gpus(gpus)} "
-        "are one worker with the speed of one; several spread copies in one run are not possible yet"
+        f"one GPU does not hold a copy: `--workers {workers} --device-map auto` shares {_gpus(gpus)} out, {memory.gpus} or "
+        "more a copy, whose layers run one after another, so that it has the speed of one"
     )
     return [
         f"speed: {rate.tflops:.0f} TFLOP/s of the bare trunk, × {ratio:g} the time with the index, as for the nearest "

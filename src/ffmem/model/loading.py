@@ -52,6 +52,10 @@ def load_model(
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
         return source
+    if device_map and device not in ("auto", "cuda"):
+        raise ModelError(
+            f"device_map {device_map!r} spreads a model over all GPUs, found device {device!r} too: leave one out"
+        )
     in_memory = not isinstance(source, (str, Path))
     if in_memory:
         if not isinstance(source, transformers.PreTrainedModel):

@@ -1,0 +1,69 @@
+"""The places of workers on this machine: a device each, or several GPUs over which a worker's model is spread."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ffmem.words import FfmemError
+
+SEEN = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a worker has."""
+
+    load: dict[str, Any]
+    """How it loads its model."""
+    environment: dict[str, str]
+    """What its process finds in its environment besides that of its parent."""
+
+
+def places(load: dict[str, Any], workers: int | None, devices: str | None) -> list[Place]:
+    """A place for each of these workers, or for each of these devices: "cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3".
+
+    `load` is how the model is loaded; with a device map the GPUs are shared out.
+    """
+    named = [device.strip() for device in devices.split(",")] if devices else _shared_out(load, workers or 1)
+    if workers not in (None, len(named)):
+        raise FfmemError(f"expected a device for each of {workers} workers, found {len(named)}: {devices}")
+    return [_place(load, device) for device in named]
+
+
+def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
+    """GPUs where there are some, unless the CPU is asked for."""
+    device, gpus = load.get("device", "auto"), torch.cuda.device_count()
+    if device not in ("auto", "cuda"):
+        return [device] * workers
+    if not gpus:
+        return ["cpu" if device == "auto" else device] * workers
+    if workers > gpus:
+        raise FfmemError(
+            f"expected at most {gpus} workers for {gpus} GPUs, found {workers}: to share a GPU, name it twice "
+            "(--devices cuda:0,cuda:0)"
+        )
+    if not load.get("device_map"):
+        return [f"cuda:{number}" for number in range(workers)]
+    bounds = [number * gpus // workers for number in range(workers + 1)]
+    return ["+".join(f"cuda:{gpu}" for gpu in range(*pair)) for pair in pairwise(bounds)]
+
+
+def _place(load: dict[str, Any], device: str) -> Place:
+    """A process that spreads its model over some GPUs sees no others."""
+    devices = [one.strip() for one in device.split("+")]
+    if len(devices) == 1 and (not load.get("device_map") or devices == ["cpu"]):
+        return Place(load | {"device": device, "device_map": None}, {})
+    gpus = [int(found[1]) for one in devices if (found := re.fullmatch(r"cuda:(\d+)", one))]
+    count = torch.cuda.device_count()
+    if len(gpus) < len(devices) or max(gpus) >= count or len(set(gpus)) < len(gpus):
+        raise FfmemError(f"expected different GPUs of the {count} of this machine, such as cuda:0+cuda:1, found {device}")
+    seen = os.environ.get(SEEN)
+    names = seen.split(",") if seen else [str(gpu) for gpu in range(count)]
+    spread = {"device": "auto", "device_map": load.get("device_map") or "auto"}
+    return Place(load | spread, {SEEN: ",".join(names[gpu].strip() for gpu in gpus)})

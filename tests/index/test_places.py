@@ -1,0 +1,106 @@
+"""Each worker of a machine has a device, or several GPUs over which its model is spread and beside which it sees none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ffmem import build_index
+from ffmem.index.crew import ProcessLane
+from ffmem.index.places import SEEN, places
+from ffmem.words import FfmemError
+from tests.index.reference import SETTINGS, content
+
+SPREAD = {"device_map": "auto"}
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Make a machine of one with so many GPUs."""
+    monkeypatch.delenv(SEEN, raising=False)
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def seen(found):
+    return [place.environment.get(SEEN) for place in found]
+
+
+@pytest.mark.parametrize(
+    ("count", "load", "workers", "expected"),
+    [
+        (4, {}, 2, ["cuda:0", "cuda:1"]),
+        (4, {"device": "cuda"}, 4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        (4, {"device": "cpu"}, 2, ["cpu", "cpu"]),
+        (4, {"device": "cuda:3"}, 2, ["cuda:3", "cuda:3"]),
+        (0, {}, 2, ["cpu", "cpu"]),
+        (0, SPREAD, 2, ["cpu", "cpu"]),
+    ],
+)
+def test_workers_have_a_gpu_each_where_there_are_some(gpus, count, load, workers, expected):
+    gpus(count)
+    found = places(load, workers, None)
+    assert [place.load["device"] for place in found] == expected
+    assert all(place.load["device_map"] is None for place in found)
+    assert seen(found) == [None] * workers
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "expected"),
+    [(8, 4, ["0,1", "2,3", "4,5", "6,7"]), (8, 3, ["0,1", "2,3,4", "5,6,7"]), (2, 2, ["0", "1"])],
+)
+def test_with_a_device_map_they_share_the_gpus(gpus, count, workers, expected):
+    gpus(count)
+    found = places(SPREAD, workers, None)
+    assert seen(found) == expected
+    assert all(place.load == {"device": "auto", "device_map": "auto"} for place in found)
+
+
+def test_gpus_may_be_named(gpus, monkeypatch):
+    gpus(4)
+    found = places({"dtype": "bf16"}, None, "cuda:0 + cuda:2, cuda:3")
+    assert seen(found) == ["0,2", None]
+    assert found[0].load == {"dtype": "bf16", "device": "auto", "device_map": "auto"}
+    assert found[1].load == {"dtype": "bf16", "device": "cuda:3", "device_map": None}
+    assert [place.load["device_map"] for place in places({"device_map": "balanced"}, 1, "cuda:0+cuda:1")] == ["balanced"]
+    # They are counted among those that this process may see.
+    monkeypatch.setenv(SEEN, "4,5, GPU-1f,7")
+    assert seen(places({}, 2, "cuda:0+cuda:2,cuda:1+cuda:3")) == ["4,GPU-1f", "5,7"]
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "devices", "message"),
+    [
+        (2, 2, "cuda:0", "a device for each of 2 workers, found 1: cuda:0"),
+        (2, 3, None, "at most 2 workers for 2 GPUs, found 3: to share a GPU"),
+        (2, None, "cuda:1+cuda:2", "different GPUs of the 2 of this machine, such as .*, found cuda:1\\+cuda:2"),
+        (2, None, "cuda:1+cuda:1", "different GPUs"),
+        (2, None, "cuda:0+cpu", "different GPUs"),
+        (2, None, "cuda:0+", "different GPUs"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(gpus, count, workers, devices, message):
+    gpus(count)
+    with pytest.raises(FfmemError, match=message):
+        places({}, workers, devices)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="Linux only")
+def test_workers_that_spread_a_model_see_their_own_gpus_only_and_make_the_bytes_of_one(
+    gpus, gpt2_folder, long_text, tmp_path, monkeypatch
+):
+    """What they see is checked; that there is nothing to be seen, on a machine without GPUs, puts the model on its CPU."""
+    environments = []
+
+    class Watched(ProcessLane):
+        def close(self):
+            found = Path(f"/proc/{self.process.pid}/environ").read_bytes().split(b"\0")
+            environments.append(dict(line.decode().split("=", 1) for line in found if line))
+            super().close()
+
+    monkeypatch.setattr("ffmem.index.build.ProcessLane", Watched)
+    build_index(gpt2_folder, long_text, out=tmp_path / "one", device="cpu", **SETTINGS)
+    gpus(4)
+    build_index(gpt2_folder, long_text, out=tmp_path / "two", workers=2, device_map="auto", **SETTINGS)
+    assert [one[SEEN] for one in environments] == ["0,1", "2,3"]
+    if not torch.cuda.is_available():
+        assert content(tmp_path / "two") == content(tmp_path / "one")
