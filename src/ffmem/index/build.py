@@ -20,10 +20,10 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.corpus.workers import cores, get_ready
 from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, ProcessLane, check_known
+from ffmem.index.devices import share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
-from ffmem.index.places import places
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
     SENTENCE_SCHEMA,
@@ -183,7 +183,7 @@ def _crew(
             with closing(crew):
                 yield crew
     else:
-        here = places(load, workers, devices)
+        here = share_out(load, workers, devices)
         crew = Crew(lambda number: ProcessLane(model, here[number].load, threads, here[number].environment), len(here))
         with closing(crew):
             yield crew

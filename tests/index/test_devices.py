@@ -7,7 +7,7 @@ import torch
 
 from ffmem import build_index
 from ffmem.index.crew import ProcessLane
-from ffmem.index.places import SEEN, places
+from ffmem.index.devices import SEEN, share_out
 from ffmem.words import FfmemError
 from tests.index.reference import SETTINGS, content
 
@@ -22,7 +22,7 @@ def gpus(monkeypatch):
 
 
 def seen(found):
-    return [place.environment.get(SEEN) for place in found]
+    return [one.environment.get(SEEN) for one in found]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def seen(found):
 )
 def test_workers_have_a_gpu_each_where_there_are_some(gpus, count, load, workers, expected):
     gpus(count)
-    found = places(load, workers, None)
-    assert [place.load["device"] for place in found] == expected
-    assert all(place.load["device_map"] is None for place in found)
+    found = share_out(load, workers, None)
+    assert [one.load["device"] for one in found] == expected
+    assert all(one.load["device_map"] is None for one in found)
     assert seen(found) == [None] * workers
 
 
@@ -50,21 +50,21 @@ def test_workers_have_a_gpu_each_where_there_are_some(gpus, count, load, workers
 )
 def test_with_a_device_map_they_share_the_gpus(gpus, count, workers, expected):
     gpus(count)
-    found = places(SPREAD, workers, None)
+    found = share_out(SPREAD, workers, None)
     assert seen(found) == expected
-    assert all(place.load == {"device": "auto", "device_map": "auto"} for place in found)
+    assert all(one.load == {"device": "auto", "device_map": "auto"} for one in found)
 
 
 def test_gpus_may_be_named(gpus, monkeypatch):
     gpus(4)
-    found = places({"dtype": "bf16"}, None, "cuda:0 + cuda:2, cuda:3")
+    found = share_out({"dtype": "bf16"}, None, "cuda:0 + cuda:2, cuda:3")
     assert seen(found) == ["0,2", None]
     assert found[0].load == {"dtype": "bf16", "device": "auto", "device_map": "auto"}
     assert found[1].load == {"dtype": "bf16", "device": "cuda:3", "device_map": None}
-    assert [place.load["device_map"] for place in places({"device_map": "balanced"}, 1, "cuda:0+cuda:1")] == ["balanced"]
+    assert [one.load["device_map"] for one in share_out({"device_map": "balanced"}, 1, "cuda:0+cuda:1")] == ["balanced"]
     # They are counted among those that this process may see.
     monkeypatch.setenv(SEEN, "4,5, GPU-1f,7")
-    assert seen(places({}, 2, "cuda:0+cuda:2,cuda:1+cuda:3")) == ["4,GPU-1f", "5,7"]
+    assert seen(share_out({}, 2, "cuda:0+cuda:2,cuda:1+cuda:3")) == ["4,GPU-1f", "5,7"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_gpus_may_be_named(gpus, monkeypatch):
 def test_places_that_cannot_be_are_refused(gpus, count, workers, devices, message):
     gpus(count)
     with pytest.raises(FfmemError, match=message):
-        places({}, workers, devices)
+        share_out({}, workers, devices)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="Linux only")

@@ -1,4 +1,4 @@
-"""The places of workers on this machine: a device each, or several GPUs over which a worker's model is spread."""
+"""The devices of workers on this machine: one each, or several GPUs over which a worker's model is spread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEN = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Place:
+class Devices:
     """What a worker has."""
 
     load: dict[str, Any]
@@ -25,15 +25,15 @@ class Place:
     """What its process finds in its environment besides that of its parent."""
 
 
-def places(load: dict[str, Any], workers: int | None, devices: str | None) -> list[Place]:
-    """A place for each of these workers, or for each of these devices: "cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3".
+def share_out(load: dict[str, Any], workers: int | None, devices: str | None) -> list[Devices]:
+    """What each of these workers has, or a worker for each of these devices: "cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3".
 
     `load` is how the model is loaded; with a device map the GPUs are shared out.
     """
     named = [device.strip() for device in devices.split(",")] if devices else _shared_out(load, workers or 1)
     if workers not in (None, len(named)):
         raise FfmemError(f"expected a device for each of {workers} workers, found {len(named)}: {devices}")
-    return [_place(load, device) for device in named]
+    return [_devices(load, device) for device in named]
 
 
 def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
@@ -54,11 +54,11 @@ def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
     return ["+".join(f"cuda:{gpu}" for gpu in range(*pair)) for pair in pairwise(bounds)]
 
 
-def _place(load: dict[str, Any], device: str) -> Place:
+def _devices(load: dict[str, Any], device: str) -> Devices:
     """A process that spreads its model over some GPUs sees no others."""
     devices = [one.strip() for one in device.split("+")]
     if len(devices) == 1 and (not load.get("device_map") or devices == ["cpu"]):
-        return Place(load | {"device": device, "device_map": None}, {})
+        return Devices(load | {"device": device, "device_map": None}, {})
     gpus = [int(found[1]) for one in devices if (found := re.fullmatch(r"cuda:(\d+)", one))]
     count = torch.cuda.device_count()
     if len(gpus) < len(devices) or max(gpus) >= count or len(set(gpus)) < len(gpus):
@@ -66,4 +66,4 @@ def _place(load: dict[str, Any], device: str) -> Place:
     seen = os.environ.get(SEEN)
     names = seen.split(",") if seen else [str(gpu) for gpu in range(count)]
     spread = {"device": "auto", "device_map": load.get("device_map") or "auto"}
-    return Place(load | spread, {SEEN: ",".join(names[gpu].strip() for gpu in gpus)})
+    return Devices(load | spread, {SEEN: ",".join(names[gpu].strip() for gpu in gpus)})
