@@ -84,6 +84,13 @@ def test_places_that_cannot_be_are_refused(gpus, count, workers, devices, messag
         share_out({}, workers, devices)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
+def test_a_device_and_a_map_are_not_both_wanted(gpus, device):
+    gpus(2)
+    with pytest.raises(FfmemError, match=f"spreads a model over all GPUs, found device '{device}' too"):
+        share_out(SPREAD | {"device": device}, 2, None)
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="Linux only")
 def test_workers_that_spread_a_model_see_their_own_gpus_only_and_make_the_bytes_of_one(
     gpus, gpt2_folder, long_text, tmp_path, monkeypatch

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ from ffmem import build_index
 from ffmem.index import lock
 from ffmem.index.folder import RunFolder
 from ffmem.index.lock import WRITER, Claim
-from ffmem.index.store import store_at
+from ffmem.index.store import ObjectStore, store_at
 from ffmem.words import RunError
 from tests.index.shelf import BUCKET, s3_store
 
@@ -118,21 +119,81 @@ def test_of_many_that_come_at_once_one_becomes_the_writer(url):
     assert not RunFolder(url).exists(WRITER)
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["held", "left-behind"])
+def test_of_many_that_wait_for_the_same_lock_one_becomes_the_writer(url, own, monkeypatch):
+    """However slow the store is at removing what was left behind, and whenever they came."""
+    remove = ObjectStore.remove
+
+    def slow(store, name):
+        time.sleep(BEAT / 8)
+        remove(store, name)
+
+    monkeypatch.setattr(ObjectStore, "remove", slow)
+    held = Claim(store_at(url))
+    if own:
+        held.take()
+    else:
+        left_behind(url)
+    claims = [Claim(store_at(url)) for _ in range(6)]
+
+    def takes(number):
+        time.sleep(number * BEAT / 40)
+        try:
+            claims[number].take()
+        except RunError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(claims)) as pool:
+        assert sum(pool.map(takes, range(len(claims)))) == (0 if own else 1)
+    for claim in (held, *claims):
+        claim.release()
+    assert not RunFolder(url).exists(WRITER)
+
+
 def test_a_writer_that_was_taken_for_dead_finds_out_before_it_writes_and_leaves_the_others_lock(url):
     folder = RunFolder(url)
     written(folder, "manifest.json", "whole")
-    taken = r"process 7 on far has taken over this run, .* leave it to that one"
+    taken = r"process 7 on far writes this run now, so this process has ended"
     with folder.locked():
         left_behind(url)
-        deadline = time.monotonic() + 5
-        while not folder._claim.lost and time.monotonic() < deadline:
-            time.sleep(BEAT)
         with pytest.raises(RunError, match=taken):
             written(folder, "manifest.json", "torn")
         with pytest.raises(RunError, match=taken):
             folder.log("started")
     assert folder.read_bytes("manifest.json") == b"whole"
     assert json.loads(folder.read_bytes(WRITER))["id"] == "other"
+    with folder.locked():
+        folder.remove(WRITER)
+        with pytest.raises(RunError, match=r"writer.json is gone, so this process has ended"):
+            written(folder, "manifest.json", "torn")
+
+
+def test_a_writer_that_cannot_be_reached_for_long_ends_even_if_it_puts_no_file(url, monkeypatch):
+    folder = RunFolder(url)
+    with folder.locked():
+        monkeypatch.setattr(folder._claim.store, "read_bytes", failing)
+        folder.check_writer()  # not for long yet
+        time.sleep(PATIENCE + 2 * BEAT)
+        with pytest.raises(RunError, match="the network is down"):
+            folder.check_writer()
+        monkeypatch.undo()
+    assert folder.exists(WRITER) is False
+
+
+def test_leaving_waits_for_no_store_that_hangs(url, monkeypatch):
+    folder = RunFolder(url)
+    with folder.locked():
+        hanging = threading.Event()
+        monkeypatch.setattr(folder._claim.store, "read_bytes", lambda name: hanging.wait(20) and b"{}")
+        time.sleep(2 * BEAT)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10 * BEAT
+    hanging.set()
+
+
+def failing(*_):
+    raise RunError("the network is down")
 
 
 def test_a_store_that_fails_for_a_moment_loses_nobody_the_lock(url, monkeypatch):
@@ -142,12 +203,12 @@ def test_a_store_that_fails_for_a_moment_loses_nobody_the_lock(url, monkeypatch)
         put = claim.store.put
         failures = iter([True, True])
 
-        def failing(name, data):
+        def unsure(name, data):
             if next(failures, False):
-                raise RunError("the network is down")
+                failing()
             put(name, data)
 
-        monkeypatch.setattr(claim.store, "put", failing)
+        monkeypatch.setattr(claim.store, "put", unsure)
         before = json.loads(folder.read_bytes(WRITER))["beats"]
         deadline = time.monotonic() + 5
         while json.loads(folder.read_bytes(WRITER))["beats"] < before + 3 and time.monotonic() < deadline:

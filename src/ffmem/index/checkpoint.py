@@ -113,7 +113,7 @@ class Kept:
     padded: int
     """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
     read_again: int
-    """Groups of batches and a layer that were read again, for want of waiting places on a GPU."""
+    """Groups of batches and a layer that were read again, for want of room on a GPU."""
 
 
 def kept(folder: RunFolder) -> dict[int, Kept]:

@@ -106,7 +106,7 @@ class LayerCollector:
         """What makes the coefficients, where this may: see `activate`."""
         self.odd = torch.zeros(1, dtype=torch.int32, device=device)
         self.overflows = 0
-        """Groups of batches in which a hit found no place, so that they were read again."""
+        """Groups of batches in which a hit was lost, so that they were read again."""
         self.merged = self.unmerged = 0
         """Rows that the thresholds know of, and rows read since then."""
 
@@ -138,7 +138,7 @@ class LayerCollector:
     def _sift(self, m: Tensor, batch: DeviceBatch, x: Tensor | None = None) -> None:
         """By the kernels, in as many steps as the waiting places allow.
 
-        A sentence offers a cell one hit, so as many sentences as there are places never overflow. Later, sentences as many
+        A sentence offers a cell one hit, so as many sentences as there are places find room. Later, sentences as many
         as all before bring about t·ln 2 new hits a cell, so the steps grow with what has been read.
         """
         from ffmem.index.sieve import ROWS, sift
@@ -322,7 +322,7 @@ def troubles(collectors: dict[int, LayerCollector]) -> tuple[list[int], list[int
 
 
 def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, LayerCollector]) -> int:
-    """Read these batches by the plain path for layers where a hit found no place; how many layers that were."""
+    """Read these batches by the plain path for layers where a hit was lost; how many layers that were."""
     odd, lost = troubles(collectors)
     if odd:
         raise not_finite(odd[0], model.dtype, group)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ffmem.model.loading import check_spread
 from ffmem.words import FfmemError
 
 SEEN = "CUDA_VISIBLE_DEVICES"
@@ -39,6 +40,7 @@ def share_out(load: dict[str, Any], workers: int | None, devices: str | None) ->
 def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
     """GPUs where there are some, unless the CPU is asked for."""
     device, gpus = load.get("device", "auto"), torch.cuda.device_count()
+    check_spread(device, load.get("device_map"))
     if device not in ("auto", "cuda"):
         return [device] * workers
     if not gpus:

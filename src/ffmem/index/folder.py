@@ -159,12 +159,13 @@ class RunFolder:
     def log(self, event: str, **facts: Any) -> None:
         """Note times and other things that differ from run to run."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
-        self.check_writer()
+        if self._claim:
+            self._claim.confirm()
         self.files.append(LOG, line + "\n")
 
     @contextmanager
     def locked(self, *, quiet: bool = False) -> Iterator[None]:
-        """Be the only writer. In an object store that is looked at again before each file is put."""
+        """Be the only writer. In an object store this is looked at again before each file is put."""
         if not isinstance(self.files, ObjectStore):
             with folder_lock(self.path):
                 yield
@@ -178,7 +179,7 @@ class RunFolder:
             self._claim = None
 
     def check_writer(self) -> None:
-        """An error where this process was the only writer and is not any more."""
+        """An error where this process was the only writer and is not any more. Cheap, since it asks the store rarely."""
         if self._claim:
             self._claim.check()
 
@@ -187,7 +188,8 @@ class RunFolder:
         """A temporary path; when the block ends well the whole file takes the name, folders above it included."""
         with self.files.writing(name) as path:
             yield path
-            self.check_writer()
+            if self._claim:
+                self._claim.confirm()
 
 
 def folder_of(file: str | Path) -> tuple[RunFolder, str]:

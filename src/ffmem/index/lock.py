@@ -23,6 +23,7 @@ BEAT = 5.0
 """Seconds between two signs of life."""
 PATIENCE = 30.0
 """Seconds without one, after which a writer is taken to be gone."""
+CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 @contextmanager
@@ -55,45 +56,57 @@ def folder_lock(path: Path) -> Iterator[None]:
 class Claim:
     """A file that says who writes, made only where there is none, and renewed as long as its process lives.
 
-    No clocks are compared: whoever finds one watches whether it changes. One that stays as it is was left behind by a
-    process that is gone, and is taken over. A writer that was out of reach for so long finds that out before it writes.
+    No clocks of machines are compared: whoever finds one watches whether it changes. One that stays as it is was left
+    behind by a process that is gone, and is taken over. A writer looks at it before it puts a file, so that one which was
+    out of reach for so long finds out then.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self.id = uuid.uuid4().hex
         self.beats = 0
-        self.lost = ""
-        """Who has taken over, in words."""
+        self.heard = _now()
+        """When the file was last seen to be this writer's."""
         self._ended = threading.Event()
         self._renewer = threading.Thread(target=self._renew, name="ffmem-writer", daemon=True)
 
     def take(self, *, quiet: bool = False) -> None:
         """Become the writer; an error where another one lives."""
-        if (found := self._read()) is not None:
-            self._wait_for_the_end_of(found, quiet)
+        found = self._read()
+        if found is not None and self._stays(found, quiet):
             self.store.remove(WRITER)
         if not self.store.create(WRITER, self._told()):
             raise self._taken(self._read())
+        if found is not None:
+            # Another one that waited as well may have removed this file for the one that was left behind.
+            time.sleep(BEAT / 5)
+            if not self._is_mine(now := self._read()):
+                raise self._taken(now)
+        self.heard = _now()
         self._renewer.start()
 
     def check(self) -> None:
-        """An error where another process has taken over."""
-        if self.lost:
-            raise RunError(
-                f"{self.store.path}: {self.lost} has taken over this run, since nothing was heard of this process for "
-                f"{PATIENCE:.0f} s: leave it to that one"
-            )
+        """An error where another process has taken over; the store is asked only if nothing has been heard for long."""
+        if _now() - self.heard > PATIENCE:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """An error where the file is not this writer's, or cannot be read."""
+        if not self._is_mine(found := self._read()):
+            who = f"{_who(found)} writes this run now" if found is not None else f"{WRITER} is gone"
+            raise RunError(f"{self.store.path}: {who}, so this process has ended; give the same command again to continue")
+        self.heard = _now()
 
     def release(self) -> None:
         self._ended.set()
         if self._renewer.is_alive():
-            self._renewer.join()
+            self._renewer.join(BEAT)
         with suppress(RunError):  # what cannot be reached now is taken over later
-            if not self.lost and self._is_mine(self._read()):
+            if not self._renewer.is_alive() and self._is_mine(self._read()):
                 self.store.remove(WRITER)
 
-    def _wait_for_the_end_of(self, found: dict[str, Any], quiet: bool) -> None:
+    def _stays(self, found: dict[str, Any], quiet: bool) -> bool:
+        """Whether the file stays as it was found; False where it goes, an error where it changes."""
         began = time.monotonic()
         with reporting("waiting", quiet=quiet) as reporter:
             while (waited := time.monotonic() - began) < PATIENCE:
@@ -101,17 +114,19 @@ class Claim:
                 time.sleep(BEAT / 5)
                 now = self._read()
                 if now is None:
-                    return
+                    return False
                 if now != found:
                     raise self._taken(now)
+        return True
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
-            with suppress(RunError):  # a network that fails now may work the next time
-                if not self._is_mine(found := self._read()):
-                    self.lost = _who(found)
-                    return
-                self.beats += 1
+            try:
+                self.confirm()
+            except RunError:  # told when a file is put; a network that fails now may work the next time
+                continue
+            self.beats += 1
+            with suppress(RunError):
                 self.store.put(WRITER, self._told())
 
     def _told(self) -> bytes:
@@ -140,3 +155,8 @@ def _who(found: dict[str, Any] | None) -> str:
     return (
         f"process {found['process']} on {found['host']}" if found and {"process", "host"} <= found.keys() else "another one"
     )
+
+
+def _now() -> float:
+    """Seconds of a clock that goes on while the machine sleeps, where there is one."""
+    return time.monotonic() if CLOCK is None else time.clock_gettime(CLOCK)

@@ -227,7 +227,7 @@ def plan(
             merged=disk.work_bytes,
         ),
         shard_tokens=shard_tokens,
-        assumptions=_assumptions(rate, host, memory, stats, gpus, gpu_memory, length, padding, dtype),
+        assumptions=_assumptions(rate, host, memory, stats, gpus, workers, gpu_memory, length, padding, dtype),
     )
 
 
@@ -264,6 +264,7 @@ def _assumptions(
     memory: Memory,
     stats: bool,
     gpus: int,
+    workers: int,
     gpu_memory: int | float,
     length: int | float,
     padding: int | float,
@@ -272,7 +273,6 @@ def _assumptions(
     ratio = rate.ratio_with_statistics if stats else rate.ratio_with_index
     origin, core = ("measured" if one.measured else "NOT MEASURED YET, a stand-in" for one in (rate, host))
     alone = "every worker has a GPU of its own and is as fast as one alone"
-    workers = gpus // memory.gpus
     spread = (
         f"one GPU does not hold a copy: `--workers {workers} --device-map auto` shares {_gpus(gpus)} out, {memory.gpus} or "
         "more a copy, whose layers run one after another, so that it has the speed of one"

@@ -105,7 +105,8 @@ class RoomyTop(TopTriggers):
             self.aside.zero_()
 
     def settle(self) -> None:
-        """Let in all hits, those too that were set aside and those that came by the plain path."""
+        """Let in all hits, those that came by the plain path too. Whether one was lost is seen before: by `troubles`, which
+        leaves none aside."""
         for _ in range(2):
             self.merge_waiting()
         super().settle()

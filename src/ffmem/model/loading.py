@@ -52,10 +52,7 @@ def load_model(
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
         return source
-    if device_map and device not in ("auto", "cuda"):
-        raise ModelError(
-            f"device_map {device_map!r} spreads a model over all GPUs, found device {device!r} too: leave one out"
-        )
+    check_spread(device, device_map)
     in_memory = not isinstance(source, (str, Path))
     if in_memory:
         if not isinstance(source, transformers.PreTrainedModel):
@@ -176,6 +173,14 @@ def _refuse_unreadable(config: Any, name: str) -> None:
         raise ModelError(
             f"{name} is a {config.model_type} with {experts} experts a layer; "
             "models with experts are not supported yet, use a dense one"
+        )
+
+
+def check_spread(device: str, device_map: str | None) -> None:
+    """An error where a device is named for a model that is spread over all."""
+    if device_map and device not in ("auto", "cuda"):
+        raise ModelError(
+            f"device_map {device_map!r} spreads a model over all GPUs, found device {device!r} too: leave one out"
         )
 
 

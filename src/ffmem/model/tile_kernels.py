@@ -159,7 +159,7 @@ def count(
 
 @triton.jit
 @no_type_check
-def _standing(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces):
+def _edge(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces):
     """The best that each tile has, on this side."""
     edge = tl.load(edges + (side.to(tl.int64) * n + row) * tiles + tile, mask=tile < tiles, other=0.0)
     piece = tl.load(pieces_of + tile, mask=tile < tiles, other=0)
@@ -191,7 +191,7 @@ def choose(
     begin = 0
     while begin < tiles:
         tile = begin + tl.arange(0, 4)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        best = tl.maximum(best, tl.max(_standing(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces), 0))
+        best = tl.maximum(best, tl.max(_edge(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces), 0))
         begin += 4 * GROUPS
     # The largest number that k of them reach, bit by bit: with the bits of negatives flipped, integers are in the order
     # of the numbers.
@@ -207,7 +207,7 @@ def choose(
     begin = 0
     while begin < tiles:
         tile = begin + tl.arange(0, 4 * GROUPS)
-        value = _standing(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces)
+        value = _edge(edges, offsets, pieces_of, row, side, tile, n, tiles, pieces)
         reaches = ((value >= bound) & (value > float("-inf"))).to(tl.int32)
         place = count + tl.cumsum(reaches, 0) - 1
         tl.store(chosen + mine + place, tile, mask=(reaches > 0) & (place < PLACES))
