@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 PATIENCE = 2.0
 """Seconds before anything is shown."""
@@ -51,12 +52,14 @@ class Reporter:
         if self._bar is None:
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=16),
                 TaskProgressColumn(),
-                TextColumn("{task.fields[note]}"),
                 TimeElapsedColumn(),
-                TextColumn("left"),
                 TimeRemainingColumn(compact=True),
+                TextColumn("left"),
+                # What has no room is this, not the time.
+                TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+                expand=True,
                 console=self.console,
                 transient=True,
             )

@@ -7,7 +7,7 @@ import torch
 
 from ffmem import build_index
 from ffmem.index.crew import ProcessLane
-from ffmem.index.devices import SEEN, share_out
+from ffmem.index.devices import SEEN, crowded, share_out
 from ffmem.words import FfmemError
 from tests.index.reference import SETTINGS, content
 
@@ -82,6 +82,24 @@ def test_places_that_cannot_be_are_refused(gpus, count, workers, devices, messag
     gpus(count)
     with pytest.raises(FfmemError, match=message):
         share_out({}, workers, devices)
+
+
+def test_workers_with_more_threads_than_there_are_cores_are_told_of(monkeypatch, gpt2_folder, long_text, tmp_path, capfd):
+    monkeypatch.setattr("ffmem.index.devices.cores", lambda: 4)
+    two = share_out({"device": "cpu"}, 2, None)
+    assert crowded(two, 2) == crowded(two[:1], 8) == crowded(share_out({}, 4, "cuda:0,cuda:0,cuda:0,cuda:0"), 8) == ""
+    assert crowded(two, 3).startswith("2 workers of 3 threads share 4 cores, ")
+    assert crowded(share_out({"device": "cpu"}, 9, None), 4).endswith("OMP_NUM_THREADS=1 set")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for quiet in (True, False):
+            build_index(
+                gpt2_folder, long_text, out=tmp_path / str(quiet), workers=2, device="cpu", limit_tokens=99, quiet=quiet
+            )
+            assert ("2 workers of 3 threads share 4 cores" in capfd.readouterr().err) == (not quiet)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])

@@ -155,15 +155,19 @@ def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(g
     assert content(killed) == content(undisturbed)
 
 
-def test_ctrl_c_says_how_to_continue_and_exits_130(gpt2_folder, long_text, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)
+def test_being_stopped_says_how_to_continue_and_being_killed_says_nothing(
+    gpt2_folder, long_text, tmp_path, number, code, workers
+):
     command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(long_text), "-o", str(tmp_path / "run")]
-    process = subprocess.Popen(
-        [*command, "--shard-tokens", "20", "--batch-tokens", "16"], stderr=subprocess.PIPE, text=True, env=os.environ
-    )
+    command += ["--shard-tokens", "20", "--batch-tokens", "16", "--device", "cpu", "--workers", str(workers)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     while process.poll() is None and not (tmp_path / "run" / "work").exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Give the same command again to continue" in errors
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)  # until the last worker that could say something is gone
+    assert process.returncode == code
+    assert ("Give the same command again to continue" in errors) == (number != signal.SIGKILL)
     assert "Traceback" not in errors

@@ -372,8 +372,32 @@ def test_a_missing_package_and_an_unknown_kind_are_one_line(monkeypatch, capsys)
         open_index("swamp://run")
 
 
+@pytest.mark.parametrize("place", ["s3:/bucket/run", "S3:/bucket/run", "gs:/bucket/run", "s3:/"])
+def test_a_url_with_one_slash_is_no_folder_here(place, gpt2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=f"expected a folder, or a URL as a string such as .*, found {place}$"):
+        build_index(gpt2, ["a text"], out=place, quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["s3://", "s3:///", "gs://"])
+def test_a_url_without_a_bucket_is_told(place):
+    with pytest.raises(RunError, match=f"expected a URL with a bucket, such as .*, found {place}$"):
+        RunFolder(place)
+
+
+def test_workers_leave_nothing_of_what_they_fetched(gpt2_folder, text_file, s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    build_index(gpt2_folder, text_file, out=s3, workers=2, device="cpu", quiet=True, shard_tokens=50)
+    left = set(tmp_path.glob("ffmem-*"))
+    assert len(left) == 1  # of this process, which goes on
+    room.forget()
+    assert not any(path.exists() for path in left)
+
+
 def test_a_url_that_became_a_path_is_told(server):
-    with pytest.raises(RunError, match=r"or a URL as a string such as .*, found the path s3:/bucket/run"):
+    with pytest.raises(RunError, match=r"or a URL as a string such as .*, found s3:/bucket/run"):
         open_index(Path("s3://bucket/run"))
     assert store_at("file:///tmp/run").path == Path("/tmp/run")
     with pytest.raises(FfmemError, match="expected a file in a bucket or folder"):

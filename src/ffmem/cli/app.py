@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +123,9 @@ def index(
 ) -> None:
     """Find what triggers every memory cell, in one pass over a text.
 
+    `ffmem index gpt2 wiki.txt.xz -o runs/gpt2`, or with four GPUs `--workers 4`, or on a CPU with two workers
+    `OMP_NUM_THREADS=4 ffmem index ... --device cpu --workers 2`: workers should not have more threads than there are cores.
+
     Stopped or killed, the same command continues where it was, with any number of workers: the run comes out the same.
     """
     from ffmem.corpus.sources import open_source
@@ -128,6 +133,12 @@ def index(
 
     sources = [open_source(spec, column=column) for spec in corpus]
     note(quiet, f"loading {model}")
+    announced: list[str] = []
+
+    def announce(name: str, estimate: Estimate) -> None:
+        announced.append(name)
+        _announce(name, estimate)
+
     with _to_be_continued(f"all finished shards are kept in {out}"):
         built = build_index(
             model,
@@ -151,7 +162,7 @@ def index(
             address=address,
             overwrite=overwrite,
             quiet=quiet,
-            announce=None if quiet else _announce,
+            announce=None if quiet else announce,
             device=device,
             dtype=dtype,
             device_map=device_map,
@@ -160,7 +171,8 @@ def index(
     counts = built.counts
     note(
         quiet,
-        f"{out}: {counts['triggers']:,} triggers of {counts['cells']:,} cells from {counts['tokens']:,} tokens, "
+        f"{out}{'' if announced else ', complete already'}: {counts['triggers']:,} triggers of {counts['cells']:,} cells "
+        f"from {counts['tokens']:,} tokens, "
         f"{gigabytes(built.folder.disk_use())}. Next: ffmem values {out}; ffmem show {out} L1D0",
     )
 
@@ -442,12 +454,24 @@ def demo(
 
 @contextmanager
 def _to_be_continued(kept: str) -> Iterator[None]:
-    """Ctrl-C ends a long command with what is kept and how to go on."""
+    """Ctrl-C, or a scheduler's SIGTERM, ends a long command with what is kept and how to go on."""
+    code = 128 + signal.SIGINT
+
+    def end(number: int, _: Any) -> None:
+        nonlocal code
+        code = 128 + number
+        raise KeyboardInterrupt
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if main_thread else None
     try:
         yield
     except KeyboardInterrupt:
         note(False, f"stopped; {kept}. Give the same command again to continue.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(code) from None
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _announce(name: str, estimate: Estimate) -> None:

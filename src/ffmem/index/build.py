@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.corpus.workers import cores, get_ready
 from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, ProcessLane, check_known
-from ffmem.index.devices import share_out
+from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
@@ -95,7 +96,7 @@ def build_index(
     sources = open_sources(corpus, column=column)
     folder = RunFolder(out)
     folder.exists(MANIFEST)  # a place that cannot be reached is told of before the model is loaded
-    with _crew(model, load, workers, devices, engine, address) as crew:
+    with _crew(model, load, workers, devices, engine, address, quiet) as crew:
         loaded = None if crew else load_model(model, **load)
         subject = Subject.of(loaded) if loaded else crew.subject()  # type: ignore[union-attr]
         facts = subject.facts
@@ -157,7 +158,13 @@ def build_index(
 
 @contextmanager
 def _crew(
-    model: Any, load: dict[str, Any], workers: int | None, devices: str | None, engine: str, address: str | None
+    model: Any,
+    load: dict[str, Any],
+    workers: int | None,
+    devices: str | None,
+    engine: str,
+    address: str | None,
+    quiet: bool,
 ) -> Iterator[Crew | None]:
     """The workers that are asked for, started; None where this process does the work itself."""
     if workers is not None and workers < 1:
@@ -184,6 +191,8 @@ def _crew(
                 yield crew
     else:
         here = share_out(load, workers, devices)
+        if not quiet and (advice := crowded(here, threads)):
+            print(f"ffmem: {advice}", file=sys.stderr, flush=True)
         crew = Crew(lambda number: ProcessLane(model, here[number].load, threads, here[number].environment), len(here))
         with closing(crew):
             yield crew
@@ -258,8 +267,9 @@ class _Run:
                 for what in crew.lost[lost:]:
                     self.folder.log("lost", what=what)
                 lost = standing.lost
-                failures = f", {lost} lost and replaced" if lost else ""
-                self.report(fraction, f"{standing.working} of {len(crew.members)} workers{failures}", standing.reading)
+                places = len(crew.members)
+                workers = f"{standing.working} of {places} worker{'s' if places > 1 else ''}"
+                self.report(fraction, workers + (f", {lost} lost" if lost else ""), standing.reading)
                 yield
 
     def report(self, fraction: float | None, doing: str, reading: int = 0) -> None:

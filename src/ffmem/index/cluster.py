@@ -28,6 +28,8 @@ PATIENCE = 60.0
 """Seconds without any worker, after which a cluster is taken to have no room."""
 SETTLING = 2.0
 """Seconds until a lost worker has surely stopped writing: it looks for its node every second, and ends without it."""
+GRACE = 1.0
+"""Seconds that a worker has to delete what it has fetched, before it is ended."""
 ASKING = 0.2
 """Seconds between two questions to a worker how far it has come."""
 QUIET = {
@@ -236,6 +238,8 @@ class RayLane:
 
     def close(self) -> None:
         with suppress(Exception):  # a cluster that is gone has no workers left
+            if self.host and not self.lost:
+                self.ray.wait([self.actor.forget.remote()], timeout=GRACE)
             self.ray.kill(self.actor)
 
 
@@ -254,6 +258,11 @@ class _Actor:
 
     def read_so_far(self) -> int:
         return self.tokens
+
+    def forget(self) -> None:
+        from ffmem.index.store import forget
+
+        forget()
 
     def do(self, method: str, *arguments: Any) -> Any:
         return self.thread.submit(self._do, method, *arguments).result()

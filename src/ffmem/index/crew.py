@@ -9,8 +9,10 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,10 +22,13 @@ from ffmem.corpus.workers import hidden_main
 from ffmem.index import checkpoint
 from ffmem.index.folder import RunFolder
 from ffmem.index.origin import Subject
+from ffmem.index.store import forget
 from ffmem.words import FfmemError, RunError
 
 PATIENCE = 0.02
 """Seconds between two looks at the workers."""
+GRACE = 1.0
+"""Seconds that a worker has to end by itself."""
 ATTEMPTS = 3
 """Workers that a shard may cost, or a place before one of them has taken up the run."""
 
@@ -194,8 +199,8 @@ class Crew:
             return None
 
     def close(self) -> None:
-        for member in self.members:
-            member.lane.close()
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            list(pool.map(lambda member: member.lane.close(), self.members))
 
 
 def check_known(folder: RunFolder, covered: list[int], known: Container[int]) -> None:
@@ -272,6 +277,8 @@ class ProcessLane:
         return f"by signal {-code}" if code and code < 0 else f"with exit code {code}"
 
     def close(self) -> None:
+        self.process.terminate()
+        self.process.join(GRACE)
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -297,18 +304,33 @@ def _serve(pipe: Connection, model: str, load: dict[str, Any], threads: int) -> 
     from ffmem.index.worker import Service
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    signal.signal(signal.SIGTERM, _end)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     service: Service | None = None
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(EOFError, ConnectionError):
         while True:
             method, arguments = pipe.recv()
             try:
                 if service is None:
                     service = Service(model, load, threads)
-                    service.told = lambda tokens: pipe.send(("tokens", tokens))
-                pipe.send(("answer", getattr(service, method)(*arguments)))
+                    service.told = partial(_tell, pipe)
+                said: tuple[str, Any] = ("answer", getattr(service, method)(*arguments))
             except FfmemError as error:
-                pipe.send(("error", error))
+                said = ("error", error)
             except Exception as error:
                 traceback.print_exc()
-                pipe.send(("error", RuntimeError(f"in a worker: {type(error).__name__}: {error}")))
+                said = ("error", RuntimeError(f"in a worker: {type(error).__name__}: {error}"))
+            pipe.send(said)
+
+
+def _tell(pipe: Connection, tokens: int) -> None:
+    try:
+        pipe.send(("tokens", tokens))
+    except OSError:  # nobody is there to whom this would matter
+        raise SystemExit from None
+
+
+def _end(*_: Any) -> None:
+    """At once, in the midst of whatever it is, but leaving nothing behind."""
+    forget()
+    os._exit(128 + signal.SIGTERM)

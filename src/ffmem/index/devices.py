@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ffmem.corpus.workers import cores
 from ffmem.model.loading import check_spread
 from ffmem.words import FfmemError
 
@@ -35,6 +36,17 @@ def share_out(load: dict[str, Any], workers: int | None, devices: str | None) ->
     if workers not in (None, len(named)):
         raise FfmemError(f"expected a device for each of {workers} workers, found {len(named)}: {devices}")
     return [_devices(load, device) for device in named]
+
+
+def crowded(found: list[Devices], threads: int) -> str:
+    """What to try where workers on the CPU have more threads than there are cores; empty where they have not."""
+    workers = sum(one.load["device"] == "cpu" for one in found)
+    if workers < 2 or workers * threads <= cores():
+        return ""
+    return (
+        f"{workers} workers of {threads} threads share {cores()} cores, which slows them down: start over with "
+        f"OMP_NUM_THREADS={max(1, cores() // workers)} set"
+    )
 
 
 def _shared_out(load: dict[str, Any], workers: int) -> list[str]:

@@ -35,6 +35,8 @@ def folder_lock(path: Path) -> Iterator[None]:
         raise RunError(f"expected a folder for the run, found a file at {path}") from error
     except OSError as error:
         raise RunError(f"{path}: cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RunError(f"{path}: cannot be written: choose another folder, or change what is allowed there")
     try:
         import fcntl
     except ImportError:  # Windows has no flock

@@ -139,7 +139,8 @@ class Plan:
             ("network, to finish", _size(network.merged)),
             (
                 "--shard-tokens",
-                f"{self.shard_tokens:,}: {_duration(time.shard)}, a checkpoint is {time.checkpoint_share:.1%} of it",
+                f"{self.shard_tokens:,}: {_duration(time.shard)}, a checkpoint is "
+                + (f"{time.checkpoint_share:.1%} of it" if time.checkpoint_share < 1 else "longer than it"),
             ),
         ]
 

@@ -11,7 +11,6 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ SETTINGS = {
     "gcs": ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"),
 }
 """Where an extra looks for who asks, and for whom to ask."""
+_folders: dict[tuple[int, str], Path] = {}
+"""Where each process keeps what it has fetched; a forked one knows its parent's."""
 _fetched: dict[Path, str] = {}
 """The copies that this process has, and what the store said of each when it was made."""
 
@@ -94,8 +95,8 @@ def store_at(place: str | Path) -> Store:
     >>> store_at("runs/gpt2").path, store_at("file:///runs/gpt2").path, store_at("memory://runs/gpt2/").path
     (PosixPath('runs/gpt2'), PosixPath('/runs/gpt2'), 'memory://runs/gpt2')
     """
-    if isinstance(place, Path) and re.match(r"\w{2,}:/", str(place)):
-        raise RunError(f"expected a folder, or a URL as a string such as 's3://bucket/runs/x', found the path {place}")
+    if re.match(r"\w{2,}:/(?!/)", str(place)):  # as a Path writes it, too
+        raise RunError(f"expected a folder, or a URL as a string such as 's3://bucket/runs/x', found {place}")
     if is_url(place):
         return ObjectStore(str(place))
     return LocalStore(Path(str(place).removeprefix("file://")).expanduser())
@@ -179,6 +180,8 @@ class ObjectStore(Store):
     def __init__(self, url: str) -> None:
         if re.search(r"[*?\[\]]", url):  # fsspec would delete all that matches
             raise RunError(f"expected a URL without * ? [ ], found {url}")
+        if not url.partition("://")[2].strip("/"):
+            raise RunError(f"expected a URL with a bucket, such as 's3://bucket/runs/x', found {url}")
         self.path: str = url.rstrip("/")
         self.protocol = url.partition("://")[0].lower()
 
@@ -374,19 +377,21 @@ def _reason(error: Exception) -> str:
 
 def _kept() -> Path:
     """The folder of this process for what it has fetched; a forked child has its own."""
-    path = _made(os.getpid(), tempfile.gettempdir())
-    path.mkdir(mode=0o700, exist_ok=True)  # a machine may sweep what has lain there for days
-    return path
+    mine = os.getpid(), tempfile.gettempdir()
+    if mine not in _folders:
+        from multiprocessing.util import Finalize
+
+        _folders[mine] = Path(tempfile.mkdtemp(prefix="ffmem-", dir=mine[1]))
+        Finalize(None, forget, exitpriority=0)  # not atexit, which workers of multiprocessing end without
+    _folders[mine].mkdir(mode=0o700, exist_ok=True)  # a machine may sweep what has lain there for days
+    return _folders[mine]
 
 
-@lru_cache(maxsize=1)
-def _made(process: int, above: str) -> Path:
-    from multiprocessing.util import Finalize
-
-    path = Path(tempfile.mkdtemp(prefix="ffmem-", dir=above))
-    # Not atexit, which workers of multiprocessing end without.
-    Finalize(None, shutil.rmtree, args=(path,), kwargs={"ignore_errors": True}, exitpriority=0)
-    return path
+def forget() -> None:
+    """Delete all that this process has fetched: before its end, or by whoever ends it without one."""
+    for (process, _), path in list(_folders.items()):
+        if process == os.getpid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_folder(path: Path) -> None:
