@@ -120,22 +120,28 @@ def hired(monkeypatch):
 
 @pytest.fixture
 def meanwhile(hired, monkeypatch):
-    """Have something done, by another thread, while two workers are in the midst of a shard. They begin together."""
+    """Have something done, by another thread, while two workers are in the midst of a shard. They begin together, and get no
+    other shard before it is done."""
+    doing = threading.Event()
 
     def answer(self, real=room.RayLane.answer):
         if self.called == "begin" and any(lane.called == "subject" for lane in hired[:2]):
             return None
-        return real(self)
+        return None if self.called == "read" and doing.is_set() else real(self)
 
-    def doing(do):
+    def have(do):
         def wait():
             wait_until(lambda: len(hired) == 2 and all(lane.tokens for lane in hired))
-            do()
+            doing.set()
+            try:
+                do()
+            finally:
+                doing.clear()
 
         threading.Thread(target=wait, daemon=True).start()
 
     monkeypatch.setattr(room.RayLane, "answer", answer)
-    return doing
+    return have
 
 
 def logged(run, event):
@@ -173,11 +179,18 @@ def test_a_node_that_is_gone_takes_its_worker_with_it_and_nothing_else(cluster, 
     """Its replacement finds no room and waits; the other worker does the rest."""
     run = tmp_path / "run"
     (node,) = cluster.worker_nodes
-    meanwhile(lambda: cluster.remove_node(node, allow_graceful=False))
+
+    def remove():
+        cluster.remove_node(node, allow_graceful=False)
+        wait_until(
+            lambda: not all(Path(f"/proc/{lane.pid}").exists() for lane in hired)
+        )  # it looks for its node now and then
+
+    meanwhile(remove)
     try:
         indexing(run)
     finally:
-        cluster.add_node(num_cpus=1)
+        cluster.add_node(num_cpus=1, num_gpus=2)
     assert content(run) == alone
     lost = logged(run, "lost")  # more than one where a replacement was sent to the node before its end was known
     assert lost
@@ -192,7 +205,8 @@ def test_a_driver_that_is_killed_is_continued_from_the_shards_that_are_kept(
     typed = [*COMMAND, "index", str(gpt2_folder), str(text), "-o", str(run), *OPTIONS, "--engine", "ray"]
     driver = subprocess.Popen([*typed, "--address", cluster.address])
     try:
-        wait_until(lambda: driver.poll() is not None or len(list(run.glob("work/state-*.safetensors"))) == 2)
+        # A worker whose second shard is begun has kept its first one; the other may be slow to start.
+        wait_until(lambda: driver.poll() is not None or len(list(run.glob("work/shard-*.arrow"))) >= 3)
     finally:
         driver.kill()
         driver.wait()
@@ -202,7 +216,7 @@ def test_a_driver_that_is_killed_is_continued_from_the_shards_that_are_kept(
     indexing(run)
     assert content(run) == alone
     (continued,) = logged(run, "continued")
-    assert continued["shards"] >= 2
+    assert continued["shards"] >= 1
     build_index(gpt2_folder, text, out=tmp_path / "local", **SETTINGS, **CPU)
     assert content(tmp_path / "local") == alone
 

@@ -123,8 +123,8 @@ def index(
 ) -> None:
     """Find what triggers every memory cell, in one pass over a text.
 
-    `ffmem index gpt2 wiki.txt.xz -o runs/gpt2`, or with four GPUs `--workers 4`, or on a CPU with two workers
-    `OMP_NUM_THREADS=4 ffmem index ... --device cpu --workers 2`: workers should not have more threads than there are cores.
+    Such as `ffmem index gpt2 wiki.txt.xz -o runs/gpt2`; on a machine with four GPUs with `--workers 4`; on eight cores with
+    `--device cpu --workers 2` and OMP_NUM_THREADS=4 set, so that workers have no more threads together than there are cores.
 
     Stopped or killed, the same command continues where it was, with any number of workers: the run comes out the same.
     """
