@@ -1,0 +1,138 @@
+"""Compiles every kernel for an H200, which needs none: what they take of a processor goes to standard output, as JSON.
+
+    python -m tests.compiled
+
+The functions that launch kernels are called as they are, with numbers on a CPU; where one would be launched it is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from ffmem.index import sieve
+from ffmem.index.statistics import Statistics
+from ffmem.model import tiles
+from ffmem.model.activation import Activation
+from ffmem.model.vocabulary import Product
+
+HOPPER = GPUTarget("cuda", 90, 32)
+CPU = torch.device("cpu")
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+CELLS, ROWS, COLUMNS, T = 3072, 8, 32, 50
+
+
+class NoDriver:
+    """Stands for a GPU's driver as far as compiling asks for one."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+def taken(cubin: bytes) -> dict[str, int]:
+    """Registers a thread, and bytes of its own memory for what finds no register."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        told = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK):(\d+)", told))
+    return {"registers": int(found["REG"]), "stack": int(found["STACK"])}
+
+
+def compile_launched() -> Collection[dict[str, Any]]:
+    """From now on a launch only compiles; what that has made is added to the answer."""
+    compiled: dict[str, dict[str, Any]] = {}
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        if kernel.hash not in compiled:
+            compiled[kernel.hash] = {
+                "kernel": self.fn.__name__,
+                "constants": {name: value for name, value in options.items() if name.isupper()},
+                "threads": 32 * kernel.metadata.num_warps,
+                "shared": kernel.metadata.shared,
+                **taken(kernel.asm["cubin"]),
+            }
+        return kernel
+
+    driver.set_active(NoDriver())
+    JITFunction.run = compile_only
+    return compiled.values()
+
+
+def launch_sieve(dtype: torch.dtype, *, negative: bool, statistics: bool, activation: torch.nn.Module | None) -> None:
+    x = torch.zeros(ROWS, COLUMNS, CELLS, dtype=dtype).as_subclass(OnGpu)
+    made = activation and Activation.of(activation, torch.zeros(1, dtype=dtype))
+    assert (made is None) == (activation is None)
+    tops = [sieve.RoomyTop(CELLS, T, "text", CPU) for _ in range(1 + negative)]
+    for busy in (0, sieve.BUSY):  # many sentences a program, and one
+        sieve.BUSY = busy
+        sieve.sift(
+            torch.empty_like(x),
+            range(ROWS),
+            start=1,
+            lengths=torch.full((ROWS,), COLUMNS - 1),
+            sentences=torch.arange(ROWS),
+            keys=torch.zeros(ROWS, COLUMNS - 1, 2, dtype=torch.int64),
+            tops=tops,
+            statistics=Statistics(CELLS, CPU) if statistics else None,
+            odd=torch.zeros(1, dtype=torch.int32),
+            activation=made,
+            x=x if made else None,
+        )
+    for top in tops:
+        top.merge_waiting()
+
+
+def launch_tiles(width: int, dtype: torch.dtype) -> None:
+    """Two pieces: one whose scores are kept where they are wide, and one whose scores are not."""
+    n, sizes = 256, (1000, 900)
+    pieces = [
+        Product(low, torch.zeros(n, d).to(dtype), torch.zeros(size, d).to(dtype))
+        for low, size, d in zip((0, sizes[0]), sizes, (1024, width), strict=True)
+    ]
+    tiles.ends(pieces, T, torch.zeros_like)
+    tiles.standing(pieces, torch.arange(n) * 7, torch.zeros_like)
+
+
+def main() -> None:
+    compiled = compile_launched()
+    half, single = torch.bfloat16, torch.float32
+    launch_sieve(half, negative=False, statistics=False, activation=None)
+    launch_sieve(half, negative=True, statistics=True, activation=None)
+    launch_sieve(half, negative=False, statistics=True, activation=torch.nn.ReLU())
+    launch_sieve(half, negative=False, statistics=True, activation=torch.nn.SiLU())
+    launch_sieve(torch.float16, negative=True, statistics=True, activation=None)
+    launch_sieve(single, negative=True, statistics=True, activation=None)
+    launch_sieve(single, negative=False, statistics=False, activation=torch.nn.ReLU())
+    for width in (16, 64, 128, 256):
+        launch_tiles(width, half)
+    tiles.logsumexp(torch.zeros(2, 1000))
+    print(json.dumps(list(compiled)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What the kernels take of an H200, and that they can be compiled for one: the interpreter would not tell."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+KernelInterface = pytest.importorskip("triton.runtime.jit").KernelInterface
+if sys.platform != "linux":  # whose Triton has NVIDIA's assembler with it
+    pytest.skip("Triton compiles for NVIDIA's GPUs on Linux", allow_module_level=True)
+
+REGISTERS, SHARED = 1 << 16, 227 << 10
+"""Of a processor: registers, and bytes that its threads share."""
+SPILL = 16
+"""Bytes a thread that may find no register, beside a loop."""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """In a process of its own: this one may have Triton's interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compiled"], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_kernel_compiles(compiled):
+    from ffmem.index import kernels
+    from ffmem.model import tile_kernels
+
+    launched = {
+        name
+        for module in (kernels, tile_kernels)
+        for name, made in vars(module).items()
+        if isinstance(made, KernelInterface) and not name.startswith("_")
+    }
+    assert launched >= {"sift", "merge", "multiply", "count"}
+    assert {one["kernel"] for one in compiled} == launched
+
+
+def test_every_kernel_fits_and_keeps_its_numbers_in_registers(compiled):
+    for one in compiled:
+        assert one["registers"] * one["threads"] <= REGISTERS, one
+        assert one["shared"] <= SHARED, one
+        assert one["stack"] <= SPILL, one
+
+
+def test_the_hot_kernels_spill_nothing_and_share_a_processor(compiled):
+    reads = [one for one in compiled if one["kernel"] == "sift" and one["constants"]["PACKED"]]
+    products = [one for one in compiled if one["kernel"] in ("multiply", "count")]
+    assert {one["constants"]["ACTIVATION"] for one in reads} == {"", "relu", "table"}
+    assert not any(one["stack"] for one in reads + products)
+    # Programs at a time: enough to wait for memory together, and two of a product.
+    assert all(one["registers"] * one["threads"] * 12 <= REGISTERS for one in reads)
+    assert all(one["registers"] * one["threads"] * 2 <= REGISTERS for one in products)
+    narrow = [one for one in products if one["constants"]["K"] <= 128]
+    assert len(narrow) >= 12
+    assert all(one["shared"] * 2 <= SHARED for one in narrow)
