@@ -21,8 +21,9 @@ from ffmem import build_index
 from ffmem.cli.app import main
 from ffmem.index import checkpoint
 from ffmem.index import cluster as room
-from ffmem.index.crew import Crew, Lost
+from ffmem.index.crew import Crew
 from ffmem.index.folder import RunFolder
+from ffmem.index.lane import Lost
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.index.reference import SETTINGS, content
 from tests.index.shelf import BUCKET, s3_store

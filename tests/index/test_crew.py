@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ffmem import build_index
-from ffmem.index import crew as crew_module
-from ffmem.index.crew import Crew, Lost, ProcessLane
+from ffmem.index.crew import Crew
+from ffmem.index.lane import ProcessLane
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.index.reference import SETTINGS, content
 
@@ -187,16 +187,6 @@ def test_a_disk_that_is_full_is_one_clear_line(gpt2_folder, long_text, tmp_path,
     monkeypatch.setattr("ffmem.index.checkpoint.write_table", full)
     with pytest.raises(RunError, match=r"work: cannot be written .*No space left.* give the same command again"):
         build_index(gpt2_folder, long_text, out=tmp_path / "run", **SETTINGS, **CPU)
-
-
-def test_a_silent_end_is_noticed(monkeypatch):
-    monkeypatch.setattr(crew_module, "_serve", os._exit)
-    lane = ProcessLane("none", {}, 1)
-    lane.process.kill()
-    lane.process.join()
-    with pytest.raises(Lost, match="signal 9"):
-        lane.answer()
-    lane.close()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ffmem import build_index
-from ffmem.index.crew import ProcessLane
 from ffmem.index.devices import SEEN, crowded, share_out
+from ffmem.index.lane import ProcessLane
 from ffmem.words import FfmemError
 from tests.index.reference import SETTINGS, content
 

@@ -20,10 +20,11 @@ from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.corpus.workers import cores, get_ready
 from ffmem.index import checkpoint
-from ffmem.index.crew import Crew, ProcessLane, check_known
+from ffmem.index.crew import Crew, check_known
 from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
+from ffmem.index.lane import ProcessLane
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (

@@ -176,7 +176,7 @@ class RayLane:
         if not self.lost:
             answer = self._heard(self.pending) if self._placed() else None
         elif time.monotonic() >= self.settled:
-            from ffmem.index.crew import Lost
+            from ffmem.index.lane import Lost
 
             raise Lost(self.lost)
         if answer is not None:
