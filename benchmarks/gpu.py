@@ -391,7 +391,7 @@ def main() -> None:
             results = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
         for result in results:
             result["date"] = datetime.now(UTC).date().isoformat()
-            result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}"
+            result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}, {cores()} cores"
             if chosen.out:
                 known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
                 chosen.out.write_text(json.dumps(known | {shape: result}, indent=2) + "\n")
