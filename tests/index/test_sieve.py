@@ -24,6 +24,7 @@ def few_programs(monkeypatch):
     """An interpreter runs one after the other."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(sieve, "SETTLERS", 2)
+        monkeypatch.setattr(sieve, "TAKERS", 2)
 
 
 def make_batch(seed: int, rows: int = 7, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
@@ -150,7 +151,7 @@ def test_hits_without_a_place_are_set_aside_or_else_raise_the_flag_and_are_read_
     on, m = rising(fused.top["+"].places + 3)
     fused.merged = 1 << 20  # as if thresholds were settled, so that the batch is read in one step
     fused.add(m, on)
-    assert fused.top["+"].aside.item() == 3 * CELLS
+    assert fused.top["+"].aside[0].item() == 3 * CELLS
     assert troubles({1: fused}) == ([], [1] if lost else [])
     assert troubles({1: fused}) == ([], [])
     if lost:
@@ -161,27 +162,52 @@ def test_hits_without_a_place_are_set_aside_or_else_raise_the_flag_and_are_read_
     assert_same(plain, fused)
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_hits_set_aside_wait_next_and_what_finds_no_place_then_is_told(more):
+def set_aside(top, found: list[tuple[float, int, int]]) -> None:
+    """Hits of the cell in the middle, by coefficient, sentence and word, as if they had found no place."""
+    cell, best, place, key = top.set_aside[0]
+    for line, (coefficient, sentence, word) in enumerate(found):
+        cell[line], best[line], place[line] = 1, coefficient, (sentence << POSITION_BITS) | 1
+        key[line] = torch.from_numpy(prefix_keys(np.array([[word]]))[0, 0])
+    top.aside[0].fill_(len(found))
+
+
+@pytest.mark.parametrize("times", [1, sieve.ROUNDS, sieve.ROUNDS + 2])
+def test_hits_set_aside_are_let_in_however_many_there_are(times, monkeypatch):
+    monkeypatch.setattr(sieve, "TAKERS", 1)  # one after the other
     fused = collector(fused=True, every=0, negative=False)
     top = fused.top["+"]
     on, m = rising(T)
     fused.add(m, on)
-    # One that came too late is too small for the threshold now, one is held already, and all others are better than any.
-    found = [(0.5, 900, 900), (1.0, 0, 0), *((float(10 + n), 100 + n, 100 + n) for n in range(top.places + more))]
-    cell, best, place, key = top.set_aside
-    for line, (coefficient, sentence, word) in enumerate(found):
-        cell[line], best[line], place[line] = 1, coefficient, (sentence << POSITION_BITS) | 1
-        key[line] = torch.from_numpy(prefix_keys(np.array([[word]]))[0, 0])
-    top.aside.fill_(len(found))
-    assert troubles({1: fused}) == ([], [1] * more)
-    assert top.aside.item() == 0
-    assert top.taken.tolist() == [0, top.places + more, 0]
-    fused.end_shard()
+    # One that came too late is too small for the threshold now, one is held already, and all others are better than any
+    # before them, so that none is dropped while it waits.
+    better = [(float(10 + n), 100 + n, 100 + n) for n in range(times * top.places)]
+    set_aside(top, [(0.5, 900, 900), (1.0, 0, 0), *better])
+    assert troubles({1: fused}) == ([], [])
+    assert top.aside[0].item() == max(0, times - sieve.ROUNDS) * top.places
+    assert top.aside[1].item() == 0
     assert top.taken.tolist() == [0] * CELLS
+    fused.end_shard()
+    assert top.aside[0].item() == 0
     assert top.coefficient[0].tolist() == top.coefficient[2].tolist() == [3, 2, 1]
-    last = 10 + top.places - 1
-    assert more or top.coefficient[1].tolist() == [last, last - 1, last - 2]
+    last = 10 + times * top.places - 1
+    assert top.coefficient[1].tolist() == [last, last - 1, last - 2]
+    assert top.bound.tolist() == [1, last - 2, 1]
+
+
+def test_what_is_set_aside_again_is_joined_by_what_finds_no_place_next(monkeypatch):
+    monkeypatch.setattr(sieve, "ROUNDS", 1)
+    plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
+    fused.merged = 1 << 20  # as if thresholds were settled, so that a batch is read in one step
+    first = 0
+    for rows in (3 * fused.top["+"].places, 2 * fused.top["+"].places):
+        on, m = rising(rows, first)
+        for one in (plain, fused):
+            one.add(m, on)
+        assert troubles({1: fused}) == ([], [])
+        first += rows
+    for one in (plain, fused):
+        one.end_shard()
+    assert_same(plain, fused)
 
 
 def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
@@ -205,7 +231,7 @@ def test_without_thresholds_rows_are_read_in_steps_that_cannot_overflow():
     rows = fused.top["+"].places
     on, m = rising(rows)
     fused.add(m, on)
-    assert fused.top["+"].aside.item() == 0
+    assert fused.top["+"].aside[0].item() == 0
     assert troubles({1: fused}) == ([], [])
     assert fused.top["+"].coefficient[0].tolist() == [rows, rows - 1, rows - 2]
 

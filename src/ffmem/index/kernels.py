@@ -1,6 +1,6 @@
 """The kernels of the sieve: `sift` reads a batch once and notes every hit that passes its cell's threshold, `tally` adds up
 what was counted, `settle` gives the few survivors their waiting places, `merge` lets them in, and `take_back` gives the
-places that are free then to survivors that found none.
+places that are free then to survivors that found none before.
 """
 
 from __future__ import annotations
@@ -244,6 +244,21 @@ def _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width
     return without
 
 
+@triton.jit
+@no_type_check
+def _set_aside(cell, best, where, one, two, cells, coefficients, places, keys, aside, lost, SPILLED: tl.constexpr):
+    """Keep a hit that found no waiting place; where there is no room either, say so."""
+    at = tl.atomic_add(aside, 1)
+    if at < SPILLED:
+        tl.store(cells + at, cell)
+        tl.store(coefficients + at, best)
+        tl.store(places + at, where)
+        tl.store(keys + 2 * at, one)
+        tl.store(keys + 2 * at + 1, two)
+    else:
+        tl.store(lost, 1)
+
+
 @triton.jit(do_not_specialize=["start", "key_stride"])
 @no_type_check
 def settle(
@@ -305,15 +320,20 @@ def settle(
         one = tl.load(keys + own)
         two = tl.load(keys + own + 1)
         if _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH) > 0:
-            at = tl.atomic_add(aside, 1)
-            if at < SPILLED:
-                tl.store(spilled_cell + at, cell)
-                tl.store(spilled_coefficient + at, best)
-                tl.store(spilled_place + at, where)
-                tl.store(spilled_key + 2 * at, one)
-                tl.store(spilled_key + 2 * at + 1, two)
-            else:
-                tl.store(lost, 1)
+            _set_aside(
+                cell,
+                best,
+                where,
+                one,
+                two,
+                spilled_cell,
+                spilled_coefficient,
+                spilled_place,
+                spilled_key,
+                aside,
+                lost,
+                SPILLED,
+            )
         line += tl.num_programs(0)
 
 
@@ -329,13 +349,18 @@ def take_back(
     spilled_place,
     spilled_key,
     aside,
+    again_cell,
+    again_coefficient,
+    again_place,
+    again_key,
+    again,
     lost,
     t,
     width,
     WIDTH: tl.constexpr,
     SPILLED: tl.constexpr,
 ):
-    """Those that were set aside, once the waiting places are empty again."""
+    """Those that were set aside, once the waiting places are empty again; what finds none is set aside once more, elsewhere."""
     count = tl.minimum(tl.load(aside), SPILLED)
     line = tl.program_id(0)
     while line < count:
@@ -345,7 +370,9 @@ def take_back(
         one = tl.load(spilled_key + 2 * line)
         two = tl.load(spilled_key + 2 * line + 1)
         if _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH) > 0:
-            tl.store(lost, 1)
+            _set_aside(
+                cell, best, where, one, two, again_cell, again_coefficient, again_place, again_key, again, lost, SPILLED
+            )
         line += tl.num_programs(0)
 
 

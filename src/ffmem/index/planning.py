@@ -36,7 +36,7 @@ WIDE, NARROW = {True: 4, False: 3}, 8
 """Tensors as wide as a layer's cells, by whether it is gated, and as wide as the stream, that a forward holds at once."""
 FUSED = 256
 """The largest t that the kernels are for."""
-SPILLED = 36 << 16
+SPILLED = 2 * 36 << 16
 """Bytes that they keep, a layer and sign, for hits that find no waiting place."""
 
 

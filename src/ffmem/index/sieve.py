@@ -2,8 +2,8 @@
 
 Every cell has a row of room for t + w hits: the first t are its triggers so far, sorted; behind them wait up to w
 survivors. `sift` reads a batch once; `RoomyTop.merge_waiting` lets the survivors in now and then. A hit that finds no place
-is set aside until then. All is exact and free of order: where there is no room aside either, a flag is raised and the batch
-is read again by the plain path (`top.best_of_rows`), which is also what the tests compare with.
+is set aside until one is free. All is exact and free of order: where there is no room aside either, a flag is raised and the
+batch is read again by the plain path (`top.best_of_rows`), which is also what the tests compare with.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ SPILLED = 1 << 16
 """Hits of a layer for which there is room aside, where all waiting places are taken."""
 TAKERS = 264
 """Programs that take them back: there are few."""
+ROUNDS = 2
+"""Times at each merge that they are: a cell whose text has just changed may find many times as many as it has places for."""
 LOOKED = 128
 """Prefixes of a survivor's sentence that are looked at together for the place where it stands."""
 PAIRS = 16
@@ -62,14 +64,13 @@ class RoomyTop(TopTriggers):
         self.taken = torch.zeros(cells, dtype=torch.int32, device=device)
         self.bound = torch.zeros(cells, device=device)
         """The thresholds side by side, as the kernels read them."""
-        self.set_aside = (
-            torch.zeros(SPILLED, dtype=torch.int64, device=device),
-            torch.zeros(SPILLED, device=device),
-            torch.zeros(SPILLED, dtype=torch.int64, device=device),
-            torch.zeros(SPILLED, 2, dtype=torch.int64, device=device),
-        )
-        self.aside, self.lost = torch.zeros(2, 1, dtype=torch.int32, device=device)
-        """How many are set aside, and whether a hit was lost for want of room even there."""
+        self.set_aside = [_room_aside(device) for _ in range(2)]
+        """Hits without a place, in the first one; those that find none again go into the second, which is then the first."""
+        # Each begins where memory is aligned alike, or a kernel would be compiled for one and for the other.
+        self.aside = [torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2)]
+        """How many are in either."""
+        self.lost = torch.zeros(1, dtype=torch.int32, device=device)
+        """Whether a hit was lost for want of room even there."""
 
     @property
     def places(self) -> int:
@@ -77,37 +78,49 @@ class RoomyTop(TopTriggers):
         return self.width - self.t
 
     def merge_waiting(self) -> None:
-        """Let the waiting hits in; those that were set aside wait then."""
+        """Let the waiting hits in, and of those that were set aside as many as find a place."""
         with torch.cuda.device_of(self.taken):
-            kernels.merge[(self.cells,)](
-                *self.rooms,
-                self.taken,
-                self.bound,
-                self.t,
-                self.width,
-                EMPTY=EMPTY,
-                WIDTH=self.width,
-                PAIRS=PAIRS,
-                num_warps=4,
-            )
-            kernels.take_back[(TAKERS,)](
-                *self.rooms,
-                self.taken,
-                *self.set_aside,
-                self.aside,
-                self.lost,
-                self.t,
-                self.width,
-                WIDTH=self.width,
-                SPILLED=SPILLED,
-                num_warps=1,
-            )
-            self.aside.zero_()
+            self._merge()
+            for _ in range(ROUNDS):
+                self._take_back()
+                self._merge()
+
+    def _merge(self) -> None:
+        kernels.merge[(self.cells,)](
+            *self.rooms,
+            self.taken,
+            self.bound,
+            self.t,
+            self.width,
+            EMPTY=EMPTY,
+            WIDTH=self.width,
+            PAIRS=PAIRS,
+            num_warps=4,
+        )
+
+    def _take_back(self) -> None:
+        kernels.take_back[(TAKERS,)](
+            *self.rooms,
+            self.taken,
+            *self.set_aside[0],
+            self.aside[0],
+            *self.set_aside[1],
+            self.aside[1],
+            self.lost,
+            self.t,
+            self.width,
+            WIDTH=self.width,
+            SPILLED=SPILLED,
+            num_warps=1,
+        )
+        self.aside[0].zero_()
+        self.set_aside.reverse()
+        self.aside.reverse()
 
     def settle(self) -> None:
-        """Let in all hits, those that came by the plain path too. Whether one was lost is seen before: by `troubles`, which
-        leaves none aside."""
-        for _ in range(2):
+        """Let in all hits, those that came by the plain path too. Whether one was lost is seen before: by `troubles`."""
+        self.merge_waiting()
+        while self.aside[0].item():
             self.merge_waiting()
         super().settle()
         self.bound.copy_(self.threshold)
@@ -115,6 +128,16 @@ class RoomyTop(TopTriggers):
     def load(self, state: dict[str, Tensor]) -> None:
         super().load(state)
         self.bound.copy_(self.threshold)
+
+
+def _room_aside(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For cell, coefficient, place and key of hits that find no place."""
+    return (
+        torch.zeros(SPILLED, dtype=torch.int64, device=device),
+        torch.zeros(SPILLED, device=device),
+        torch.zeros(SPILLED, dtype=torch.int64, device=device),
+        torch.zeros(SPILLED, 2, dtype=torch.int64, device=device),
+    )
 
 
 def sift(
@@ -197,8 +220,8 @@ def sift(
             keys,
             *top.rooms,
             top.taken,
-            *top.set_aside,
-            top.aside,
+            *top.set_aside[0],
+            top.aside[0],
             top.lost,
             noted[side:],
             *(part[side] for part in notes),
