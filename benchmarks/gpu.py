@@ -334,6 +334,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
             "seconds": round(whole, 2),
             "reading_seconds": events(index, "finished")[-1]["seconds"],
             "writing_seconds": events(index, "written")[-1]["seconds"],
+            "read_again": events(index, "written")[-1]["read_again"],
             "tokens_per_second": round(index.counts["tokens"] / whole),
             "run_folder_bytes": index.folder.disk_use(),
             "peak_memory": torch.cuda.max_memory_allocated(),

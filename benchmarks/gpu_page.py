@@ -67,6 +67,7 @@ def finished() -> str:
     """Markdown: from files to a finished run."""
     one = measured()["end to end"]
     before = one["seconds"] - one["reading_seconds"] - one["writing_seconds"]
+    again = one.get("read_again")
     return "\n".join(
         [
             "| | |",
@@ -78,6 +79,7 @@ def finished() -> str:
             f"{one['writing_seconds']:.1f} s |",
             f"| tokens a second, all in all | {one['tokens_per_second']:,} |",
             f"| tokens a second that the text alone could be fed at | {one['fed_tokens_per_second']:,} |",
+            *([] if again is None else [f"| groups of batches and a layer that were read again | {again} |"]),
             f"| GPU memory | {one['peak_memory'] / 1e9:.1f} GB |",
             f"| run folder | {one['run_folder_bytes'] / 1e9:.2f} GB |",
             "",

@@ -42,11 +42,16 @@ class Encoder:
     def __init__(self, tokenizer: Any, limit: int) -> None:
         self.tokenizer = tokenizer
         self.limit = limit
-        self.engine = _engine(tokenizer)
         self.with_offsets = bool(getattr(tokenizer, "is_fast", False))
 
+    @cached_property
+    def engine(self) -> Any:
+        """A copy, which takes a while for a large vocabulary."""
+        return _engine(self.tokenizer)
+
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | ({} if self.engine is None else {"tokenizer": None})
+        engine = self.engine
+        return vars(self) | ({} if engine is None else {"tokenizer": None})
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[Sentence]]:
         """For every text its sentences: none if it has no token, several if it is longer than the limit."""

@@ -360,7 +360,7 @@ def take_back(
     WIDTH: tl.constexpr,
     SPILLED: tl.constexpr,
 ):
-    """Those that were set aside, once the waiting places are empty again; what finds none is set aside once more, elsewhere."""
+    """Those that were set aside, once the waiting places are empty again; what finds none is set aside again, elsewhere."""
     count = tl.minimum(tl.load(aside), SPILLED)
     line = tl.program_id(0)
     while line < count:

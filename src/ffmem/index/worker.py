@@ -31,13 +31,14 @@ class Worker:
         self.model, self.folder, self.name = model, folder, name
         self.settings = manifest["settings"]
         devices = {layer: model.value_modules[layer - 1].weight.device for layer in self.settings["layers"]}
-        self.collectors = make_collectors(manifest, devices)
-        take_over_activations(model, self.collectors)
-        self.covered = checkpoint.load(folder, name, self.collectors)
         self.threads = manifest["environment"]["threads"]
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()
-        self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
+        with turns(model.device.type):
+            self.collectors = make_collectors(manifest, devices)
+            take_over_activations(model, self.collectors)
+            self.covered = checkpoint.load(folder, name, self.collectors)
+            self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
 

@@ -133,6 +133,8 @@ def join_words(words: Sequence[str]) -> str:
     >>> join_words(["(", "a", "well", "@-@", "known", "cat", "'s", '"', "mice", '"', ")", "."])
     '(a well-known cat\\'s "mice").'
     """
+    if len(words) == 1:
+        return words[0]
     parts: list[str] = []
     run: list[str] = []
     for word in words:
