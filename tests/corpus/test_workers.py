@@ -1,6 +1,7 @@
 """Shared work: in order, whoever did it; errors and ends of workers are told."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,32 @@ def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, good)
     assert [next(results) for _ in range(good)] == list(range(good))
     with pytest.raises(OSError, match="the disk is gone"):
         next(results)
+
+
+def tell_whether_ctrl_c_is_held_back(pipe) -> None:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    pipe.send(bool(int(status["SigBlk"], 16) >> (signal.SIGINT - 1) & 1))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals a process holds back")
+def test_ctrl_c_is_held_back_in_every_process_from_its_start_the_first_one_too(tmp_path):
+    script = tmp_path / "script.py"  # in a process that has started none before
+    script.write_text(
+        "from multiprocessing import get_context\n"
+        "from ffmem.corpus.workers import hidden_main\n"
+        "from tests.corpus.test_workers import tell_whether_ctrl_c_is_held_back\n"
+        "context = get_context('spawn')\n"
+        "for _ in range(2):\n"
+        "    mine, theirs = context.Pipe()\n"
+        "    process = context.Process(target=tell_whether_ctrl_c_is_held_back, args=(theirs,))\n"
+        "    with hidden_main():\n"
+        "        process.start()\n"
+        "    print(mine.recv())\n"
+        "    process.join()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "True\nTrue\n"
 
 
 def test_a_script_without_a_main_guard_runs_once(tmp_path):

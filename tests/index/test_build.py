@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index
+from ffmem.index import checkpoint
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
 from tests.index.reference import best_offers, coefficients_alone, offers_of
 from tests.tiny import VARIANTS, WORDS, silent_gpt2, some_sentences, tiny_model, word_tokenizer
@@ -340,6 +341,37 @@ def test_only_one_writer_at_a_time(gpt2, tmp_path):
 
     with RunFolder(tmp_path / "run").locked(), pytest.raises(RunError, match="another process is writing"):
         build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True)
+
+
+def test_a_complete_run_is_opened_though_it_cannot_be_written(gpt2, tmp_path):
+    texts = ["a cat sat on the mat", "a dog ran"]
+    index = build_index(gpt2, texts, out=tmp_path, quiet=True)
+    with index.folder.locked():  # as where nothing may be written
+        again = build_index(gpt2, texts, out=tmp_path, quiet=True)
+        with pytest.raises(RunError, match="corpus"):
+            build_index(gpt2, [*texts, "a bird sang"], out=tmp_path, quiet=True)
+        with pytest.raises(RunError, match="another process is writing"):
+            build_index(gpt2, texts, out=tmp_path, overwrite=True, quiet=True)
+    assert again.manifest == index.manifest
+
+
+@pytest.mark.parametrize("missing", ["the last", "one in the middle", "all"])
+def test_a_run_of_which_shards_have_vanished_is_not_finished(gpt2, tmp_path, monkeypatch, missing):
+    """Another process may have put its own states in place of those that were here."""
+
+    def vanished(folder, kept=checkpoint.kept):
+        found = kept(folder)
+        gone = (
+            {"the last": [len(found) - 1], "one in the middle": [1], "all": list(found)}[missing] if len(found) > 2 else []
+        )
+        return {number: shard for number, shard in found.items() if number not in gone}
+
+    monkeypatch.setattr(checkpoint, "kept", vanished)
+    with pytest.raises(RunError, match="not all shards are there that were kept"):
+        build_index(gpt2, some_sentences(20, seed=2), out=tmp_path, shard_tokens=30, quiet=True)
+    monkeypatch.undo()
+    again = build_index(gpt2, some_sentences(20, seed=2), out=tmp_path, shard_tokens=30, quiet=True)
+    assert again.counts["shards"] > 2
 
 
 def test_the_manifest_says_what_was_made_from_what(gpt2, text_file, tmp_path):

@@ -252,7 +252,10 @@ def test_workers_keep_a_run_in_an_object_store(indexing, store, alone, hired):
     assert len(hired) == 2
 
 
-def test_a_cluster_of_its_own_ends_with_the_run_when_it_is_interrupted(gpt2_folder, text, alone, rays, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+def test_a_cluster_of_its_own_ends_with_the_run_when_it_is_interrupted(
+    gpt2_folder, text, alone, rays, tmp_path, number, code
+):
     """As the command line starts it, where no address is given."""
     run = tmp_path / "run"
     where = os.environ | {"TOLD_BY": str(tmp_path)}  # all processes that it starts have this too
@@ -260,11 +263,14 @@ def test_a_cluster_of_its_own_ends_with_the_run_when_it_is_interrupted(gpt2_fold
     driver = subprocess.Popen(typed, env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
         wait_until(lambda: driver.poll() is not None or list(run.glob("work/state-*")))
-        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
+        if number == signal.SIGINT:
+            os.killpg(driver.pid, number)  # as a terminal does
+        else:
+            driver.send_signal(number)  # as a scheduler may
         out, err = driver.communicate(timeout=DEADLINE)
     finally:
         driver.kill()
-    assert (driver.returncode, out) == (130, "")
+    assert (driver.returncode, out) == (code, "")
     assert re.fullmatch(f"ffmem: stopped; all finished shards are kept in {run}. Give the same .* to continue.\n", err)
     wait_until(lambda: not started_with(f"TOLD_BY={tmp_path}"))
     build_index(gpt2_folder, text, out=run, **SETTINGS, **CPU)

@@ -1,5 +1,6 @@
 """One writer at a time, in a folder by the system's lock, in an object store by a file that its writer renews."""
 
+import errno
 import json
 import re
 import threading
@@ -7,9 +8,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ffmem import build_index
 from ffmem.index import lock
+from ffmem.index.crew import Crew
 from ffmem.index.folder import RunFolder
 from ffmem.index.lock import WRITER, Claim
 from ffmem.index.store import ObjectStore, store_at
@@ -167,6 +170,71 @@ def test_a_writer_that_was_taken_for_dead_finds_out_before_it_writes_and_leaves_
         folder.remove(WRITER)
         with pytest.raises(RunError, match=r"writer.json is gone, so this process has ended"):
             written(folder, "manifest.json", "torn")
+
+
+def test_a_writer_that_was_taken_for_dead_ends_at_its_next_sign_of_life_even_if_it_puts_no_file(url):
+    folder = RunFolder(url)
+    with folder.locked():
+        left_behind(url)
+        time.sleep(PATIENCE / 2)
+        with pytest.raises(RunError, match="process 7 on far writes this run now"):
+            folder.check_writer()
+
+
+def test_workers_write_in_the_name_of_whoever_leads_and_no_longer(url, tmp_path):
+    folder, worker = RunFolder(url), RunFolder(url)
+    with folder.locked():
+        worker.write_as(folder.writer)
+        written(worker, "work/state-0", "mine")
+        left_behind(url)
+        with pytest.raises(RunError, match="process 7 on far writes this run now"):
+            written(worker, "work/state-0", "torn")
+    assert folder.read_bytes("work/state-0") == b"mine"
+    with RunFolder(tmp_path).locked():
+        assert RunFolder(tmp_path).writer is None  # the system's lock knows no names
+
+
+@pytest.mark.parametrize("url", ["s3"], indirect=True)  # no other process has this one's memory
+def test_workers_of_a_writer_that_was_taken_for_dead_keep_nothing_more(gpt2_folder, url, text_file, monkeypatch):
+    """The one who took over would find their states in place of its own."""
+    kept = []
+
+    def heard(crew, member, answer, folder, manifest, hear=Crew._heard):
+        """Once the worker has taken up the run, another one takes it over."""
+        if member.doing == "begin":
+            kept.append(folder.names("work"))
+            left_behind(url)
+        return hear(crew, member, answer, folder, manifest)
+
+    monkeypatch.setattr(Crew, "_heard", heard)
+    with pytest.raises(RunError, match="process 7 on far writes this run now, so this process has ended"):
+        build_index(gpt2_folder, text_file, out=url, devices="cpu", shard_tokens=20, quiet=True)
+    assert [RunFolder(url).names("work")] == kept == [[]]
+
+
+def test_a_first_try_whose_answer_was_lost_is_this_writers_own(url, monkeypatch):
+    create = ObjectStore.create
+    monkeypatch.setattr(ObjectStore, "create", lambda store, *told: create(store, *told) and create(store, *told))
+    with RunFolder(url).locked():
+        written(RunFolder(url), "a.txt", "mine")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "A header that is not implemented"), ValueError("no such mode")])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_store_that_cannot_put_on_a_condition_is_asked_whether_there_is_a_writer(monkeypatch, error, there):
+    store = store_at(f"memory://locks/without-conditions-{there}")
+    if there:
+        store.put(WRITER, b"{}")
+
+    def without_conditions(fs, *arguments, mode="overwrite", put=MemoryFileSystem.pipe_file):
+        if mode == "create":
+            raise error
+        return put(fs, *arguments)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", without_conditions)
+    assert store.create(WRITER, b"{}") is not there
+    assert store.exists(WRITER)
+    store.remove(WRITER)
 
 
 def test_a_writer_that_cannot_be_reached_for_long_ends_even_if_it_puts_no_file(url, monkeypatch):

@@ -163,10 +163,13 @@ def test_being_stopped_says_how_to_continue_and_being_killed_says_nothing(
     command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(long_text), "-o", str(tmp_path / "run")]
     command += ["--shard-tokens", "20", "--batch-tokens", "16", "--device", "cpu", "--workers", str(workers)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     while process.poll() is None and not (tmp_path / "run" / "work").exists():
         time.sleep(0.01)
-    process.send_signal(number)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
     _, errors = process.communicate(timeout=60)  # until the last worker that could say something is gone
     assert process.returncode == code
     assert ("Give the same command again to continue" in errors) == (number != signal.SIGKILL)

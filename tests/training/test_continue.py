@@ -123,9 +123,11 @@ needs_main_thread = pytest.mark.skipif(
 
 
 @needs_main_thread
-@pytest.mark.parametrize("at", [1, 8])
-def test_a_signal_in_the_middle_of_an_update_does_not_leave_half_of_it_in_the_state(text, whole, tmp_path, monkeypatch, at):
-    """Ctrl-C comes when some weights have moved and others not."""
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 1), (signal.SIGINT, 8), (signal.SIGTERM, 8)])
+def test_a_signal_in_the_middle_of_an_update_does_not_leave_half_of_it_in_the_state(
+    text, whole, tmp_path, monkeypatch, number, at
+):
+    """Ctrl-C, or a scheduler's SIGTERM, comes when some weights have moved and others not."""
     update = torch.optim.AdamW.step
     calls = 0
 
@@ -142,7 +144,7 @@ def test_a_signal_in_the_middle_of_an_update_does_not_leave_half_of_it_in_the_st
             for parameter in group:
                 parameter.grad = None
         update(optimiser, closure)  # moves the first group alone
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         for group, stored in zip(others, grads, strict=True):
             for parameter, grad in zip(group, stored, strict=True):
                 parameter.grad = grad
@@ -150,11 +152,15 @@ def test_a_signal_in_the_middle_of_an_update_does_not_leave_half_of_it_in_the_st
             parameter.grad = None
         return update(optimiser, closure)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fit(text, tmp_path / "model")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line has it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                fit(text, tmp_path / "model")
+        assert {signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)} == {signal.default_int_handler}
+    finally:
+        signal.signal(signal.SIGTERM, before)
     fit(text, tmp_path / "model")
     assert same_end(tmp_path / "model", whole)
 

@@ -23,7 +23,7 @@ from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, check_known
 from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
-from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, RunFolder
+from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
@@ -44,7 +44,7 @@ from ffmem.model.loading import known_name, load_model
 from ffmem.model.memories import MemoryModel, check_bos
 from ffmem.model.pieces import token_texts
 from ffmem.progress import Reporter, reporting
-from ffmem.words import CorpusError, FfmemError, ModelError, parse_layers
+from ffmem.words import CorpusError, FfmemError, ModelError, RunError, parse_layers
 
 ENGINES = ("local", "ray")
 
@@ -122,22 +122,23 @@ def build_index(
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if facts["device"] == "cuda" else 1
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
+        if not overwrite and (found := folder.manifest()) and _is_complete(found) and not folder.names(WORK):
+            return _opened(folder, found, wanted, subject, plan, loaded)  # it may be one that can only be read
         if plan.is_fed:
             get_ready()
         with folder.locked(quiet=quiet):
             if overwrite or not _worth_keeping(folder):
                 folder.clear()
             manifest = folder.manifest()
+            if manifest is not None and _is_complete(manifest):
+                checkpoint.clear(folder)
+                return _opened(folder, manifest, wanted, subject, plan, loaded)
             about = cache(partial(estimate_tokens, plan))
             if manifest is None:
                 resolved = resolve(wanted, about, subject)
             else:
                 resolved = agree(folder.path, manifest, wanted, subject, plan)
             plan.shard_tokens = resolved["shard_tokens"]
-            if manifest is not None and manifest["state"] == "complete":
-                check_same_corpus(folder.path, manifest, plan)
-                checkpoint.clear(folder)
-                return open_index(folder.path, model=loaded)
             tokens = None if quiet and not announce else about()
             if announce:
                 cells = sum(facts["cells"][layer - 1] for layer in resolved["layers"])
@@ -202,7 +203,25 @@ def _crew(
 def _worth_keeping(folder: RunFolder) -> bool:
     """Whether a run has anything to lose: it is complete, or a shard of it is."""
     manifest = folder.manifest()
-    return manifest is not None and (manifest["state"] == "complete" or checkpoint.begun(folder))
+    return manifest is not None and (_is_complete(manifest) or checkpoint.begun(folder))
+
+
+def _is_complete(manifest: dict[str, Any]) -> bool:
+    return bool(manifest["state"] == "complete")
+
+
+def _opened(
+    folder: RunFolder,
+    manifest: dict[str, Any],
+    wanted: dict[str, Any],
+    subject: Subject,
+    plan: Corpus,
+    model: MemoryModel | None,
+) -> Index:
+    """A complete run, if it is of this model, corpus and settings."""
+    plan.shard_tokens = agree(folder.path, manifest, wanted, subject, plan)["shard_tokens"]
+    check_same_corpus(folder.path, manifest, plan)
+    return open_index(folder.path, model=model)
 
 
 class _Run:
@@ -292,6 +311,11 @@ class _Run:
         began = time.monotonic()
         self.reporter.update(1.0, "writing the run folder")
         kept = checkpoint.kept(self.folder)
+        if list(kept) != list(range(len(kept))) or not (kept and kept[len(kept) - 1].span.last):
+            raise RunError(
+                f"{self.folder.place(WORK)}: not all shards are there that were kept: another process may have written this "
+                "run meanwhile; give the same command again"
+            )
         cpu = torch.device("cpu")
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings["layers"], cpu))
         collectors = list(checkpoint.merged(self.folder, make, kept).values())
@@ -304,7 +328,7 @@ class _Run:
         }
         with ThreadPoolExecutor(len(tables)) as pool:
             list(pool.map(self.write, tables, *zip(*tables.values(), strict=True)))
-        progress = next(one.span.after for one in kept.values() if one.span.last)
+        progress = kept[len(kept) - 1].span.after
         padded = sum(one.padded for one in kept.values())
         real = progress.tokens + progress.sentences * bool(self.settings["bos"])
         measured = int(collectors[0].total.measured) if collectors[0].total else 0

@@ -59,8 +59,13 @@ def connected(address: str | None) -> Iterator[Any]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
+
+    def give_back() -> None:
+        """Ray has taken SIGTERM over, and would end the process with nothing cleaned up."""
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            signal.signal(signal.SIGTERM, before)
+
     try:
         try:
             _reach(address)
@@ -68,11 +73,11 @@ def connected(address: str | None) -> Iterator[Any]:
                 ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
         except Exception as error:
             raise FfmemError(_unreachable(address, error)) from error
+        give_back()
         yield ray
     finally:
         ray.shutdown()
-        if main and before is not None:
-            signal.signal(signal.SIGTERM, before)  # Ray has taken it over
+        give_back()
 
 
 def _reach(address: str) -> None:
@@ -284,7 +289,7 @@ class _Actor:
         self.tokens = tokens
 
 
-def _check_same_place(run: str, manifest: dict[str, Any], name: str) -> None:
+def _check_same_place(run: str, manifest: dict[str, Any], *_: Any) -> None:
     """A path may mean another folder on another machine."""
     from ffmem.index.folder import RunFolder
 

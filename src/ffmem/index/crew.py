@@ -142,7 +142,7 @@ class Crew:
             if difference := answer.differs(manifest):
                 raise FfmemError(f"worker {member.name} is not like the one that the run began with: it has {difference}")
             place = folder.path.absolute() if isinstance(folder.path, Path) else folder.path
-            self._call(member, "begin", str(place), manifest, member.name)
+            self._call(member, "begin", str(place), manifest, member.name, folder.writer)
             return []
         member.known, member.vain = True, 0
         return [member.unkept.pop(number) for number in answer if number in member.unkept]

@@ -178,6 +178,16 @@ class RunFolder:
             self._claim.release()
             self._claim = None
 
+    @property
+    def writer(self) -> str | None:
+        """The name in which the only writer of a run in an object store writes."""
+        return self._claim.id if self._claim else None
+
+    def write_as(self, writer: str | None) -> None:
+        """Write in this name, which another process has taken, as long as it is the only writer."""
+        if writer is not None and isinstance(self.files, ObjectStore):
+            self._claim = Claim(self.files, writer)
+
     def check_writer(self) -> None:
         """An error where this process was the only writer and is not any more. Cheap, since it asks the store rarely."""
         if self._claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import threading
@@ -60,12 +61,13 @@ class Claim:
 
     No clocks of machines are compared: whoever finds one watches whether it changes. One that stays as it is was left
     behind by a process that is gone, and is taken over. A writer looks at it before it puts a file, so that one which was
-    out of reach for so long finds out then.
+    out of reach for so long finds out then; so does every worker of its.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, id: str | None = None) -> None:
         self.store = store
-        self.id = uuid.uuid4().hex
+        self.id = id or uuid.uuid4().hex
+        """The same for all who write in one name: whoever leads, who takes it, and the workers."""
         self.beats = 0
         self.heard = _now()
         """When the file was last seen to be this writer's."""
@@ -77,8 +79,9 @@ class Claim:
         found = self._read()
         if found is not None and self._stays(found, quiet):
             self.store.remove(WRITER)
-        if not self.store.create(WRITER, self._told()):
-            raise self._taken(self._read())
+        # What is there may be this writer's own: a store may lose the answer to a first try, and have it made again.
+        if not self.store.create(WRITER, self._told()) and not self._is_mine(other := self._read()):
+            raise self._taken(other)
         if found is not None:
             # Another one that waited as well may have removed this file for the one that was left behind.
             time.sleep(BEAT / 5)
@@ -95,6 +98,7 @@ class Claim:
     def confirm(self) -> None:
         """An error where the file is not this writer's, or cannot be read."""
         if not self._is_mine(found := self._read()):
+            self.heard = -math.inf  # for `check`, whoever has found it out
             who = f"{_who(found)} writes this run now" if found is not None else f"{WRITER} is gone"
             raise RunError(f"{self.store.path}: {who}, so this process has ended; give the same command again to continue")
         self.heard = _now()
@@ -125,7 +129,7 @@ class Claim:
         while not self._ended.wait(BEAT):
             try:
                 self.confirm()
-            except RunError:  # told when a file is put; a network that fails now may work the next time
+            except RunError:  # told by `check`, or when a file is put; a network that fails now may work the next time
                 continue
             self.beats += 1
             with suppress(RunError):

@@ -243,7 +243,7 @@ class ObjectStore(Store):
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file if there is none; False where there is one.
 
-        A store that cannot put a file on that condition writes it all the same.
+        A store that cannot put a file on that condition is asked first whether there is one.
         """
         with self._asked("written", name):
             fs, root = self._reached()
@@ -251,7 +251,11 @@ class ObjectStore(Store):
                 fs.pipe_file(f"{root}/{name}", data, mode="create")
             except FileExistsError:
                 return False
-            except (NotImplementedError, TypeError, ValueError):
+            except (PermissionError, FileNotFoundError):
+                raise
+            except Exception:  # every store has errors of its own for what it cannot do
+                if fs.exists(f"{root}/{name}"):
+                    return False
                 fs.pipe_file(f"{root}/{name}", data)
             return True
 

@@ -93,9 +93,14 @@ class Service:
     def subject(self) -> Subject:
         return Subject.of(self.model)
 
-    def begin(self, run: str, manifest: dict[str, Any], name: str) -> list[int]:
-        """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers."""
-        self.worker = Worker(self.model, RunFolder(run), manifest, name)
+    def begin(self, run: str, manifest: dict[str, Any], name: str, writer: str | None) -> list[int]:
+        """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers.
+
+        `writer` is who leads, as the run's folder knows it.
+        """
+        folder = RunFolder(run)
+        folder.write_as(writer)
+        self.worker = Worker(self.model, folder, manifest, name)
         return self.worker.covered
 
     def read(self, shard: Shard) -> list[int]:

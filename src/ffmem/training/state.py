@@ -33,19 +33,23 @@ class Counters:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: a state is never kept when some of its weights have moved and others not."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    """Ctrl-C and SIGTERM wait for the end of the block: a state is never kept when some of its weights have moved and others
+    not."""
+    if threading.current_thread() is not threading.main_thread():
         yield  # no signal is handled here
         return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in handlers.items() if callable(handler)}
     came: list[tuple[Any, Any]] = []
-    signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
+    for number in before:
+        signal.signal(number, lambda *signal_and_frame: came.append(signal_and_frame))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        before(*came[0])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number, frame in came[:1]:
+        before[number](number, frame)
 
 
 def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, counters: Counters) -> None:
