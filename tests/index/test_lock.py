@@ -53,6 +53,13 @@ def left_behind(url, told=b'{"host": "far", "process": 7, "id": "other", "beats"
     store_at(url).put(WRITER, told)
 
 
+def taken_over(folder, url, monkeypatch):
+    """What a writer finds that was out of reach for so long that another took over; its last sign of life is in time."""
+    monkeypatch.setattr(folder._claim.store, "put", lambda *_: None)
+    time.sleep(2 * BEAT)
+    left_behind(url)
+
+
 def test_in_a_folder_the_second_writer_is_refused(tmp_path):
     with RunFolder(tmp_path).locked(), pytest.raises(RunError, match="another process is writing this run"):
         RunFolder(tmp_path).locked().__enter__()
@@ -154,12 +161,12 @@ def test_of_many_that_wait_for_the_same_lock_one_becomes_the_writer(url, own, mo
     assert not RunFolder(url).exists(WRITER)
 
 
-def test_a_writer_that_was_taken_for_dead_finds_out_before_it_writes_and_leaves_the_others_lock(url):
+def test_a_writer_that_was_taken_for_dead_finds_out_before_it_writes_and_leaves_the_others_lock(url, monkeypatch):
     folder = RunFolder(url)
     written(folder, "manifest.json", "whole")
     taken = r"process 7 on far writes this run now, so this process has ended"
-    with folder.locked():
-        left_behind(url)
+    with folder.locked(), monkeypatch.context() as patch:
+        taken_over(folder, url, patch)
         with pytest.raises(RunError, match=taken):
             written(folder, "manifest.json", "torn")
         with pytest.raises(RunError, match=taken):
@@ -172,21 +179,21 @@ def test_a_writer_that_was_taken_for_dead_finds_out_before_it_writes_and_leaves_
             written(folder, "manifest.json", "torn")
 
 
-def test_a_writer_that_was_taken_for_dead_ends_at_its_next_sign_of_life_even_if_it_puts_no_file(url):
+def test_a_writer_that_was_taken_for_dead_ends_at_its_next_sign_of_life_even_if_it_puts_no_file(url, monkeypatch):
     folder = RunFolder(url)
     with folder.locked():
-        left_behind(url)
+        taken_over(folder, url, monkeypatch)
         time.sleep(PATIENCE / 2)
         with pytest.raises(RunError, match="process 7 on far writes this run now"):
             folder.check_writer()
 
 
-def test_workers_write_in_the_name_of_whoever_leads_and_no_longer(url, tmp_path):
+def test_workers_write_in_the_name_of_whoever_leads_and_no_longer(url, tmp_path, monkeypatch):
     folder, worker = RunFolder(url), RunFolder(url)
     with folder.locked():
         worker.write_as(folder.writer)
         written(worker, "work/state-0", "mine")
-        left_behind(url)
+        taken_over(folder, url, monkeypatch)
         with pytest.raises(RunError, match="process 7 on far writes this run now"):
             written(worker, "work/state-0", "torn")
     assert folder.read_bytes("work/state-0") == b"mine"
@@ -197,6 +204,7 @@ def test_workers_write_in_the_name_of_whoever_leads_and_no_longer(url, tmp_path)
 @pytest.mark.parametrize("url", ["s3"], indirect=True)  # no other process has this one's memory
 def test_workers_of_a_writer_that_was_taken_for_dead_keep_nothing_more(gpt2_folder, url, text_file, monkeypatch):
     """The one who took over would find their states in place of its own."""
+    monkeypatch.setattr(lock, "BEAT", 60.0)  # so that no sign of life comes after that
     kept = []
 
     def heard(crew, member, answer, folder, manifest, hear=Crew._heard):
