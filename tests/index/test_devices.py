@@ -126,6 +126,6 @@ def test_workers_that_spread_a_model_see_their_own_gpus_only_and_make_the_bytes_
     build_index(gpt2_folder, long_text, out=tmp_path / "one", device="cpu", **SETTINGS)
     gpus(4)
     build_index(gpt2_folder, long_text, out=tmp_path / "two", workers=2, device_map="auto", **SETTINGS)
-    assert [one[SEEN] for one in environments] == ["0,1", "2,3"]
+    assert sorted(one[SEEN] for one in environments) == ["0,1", "2,3"]  # they are closed in any order
     if not torch.cuda.is_available():
         assert content(tmp_path / "two") == content(tmp_path / "one")
