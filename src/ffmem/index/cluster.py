@@ -59,13 +59,8 @@ def connected(address: str | None) -> Iterator[Any]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
-
-    def give_back() -> None:
-        """Ray has taken SIGTERM over, and would end the process with nothing cleaned up."""
-        if threading.current_thread() is threading.main_thread() and callable(before):
-            signal.signal(signal.SIGTERM, before)
-
     try:
         try:
             _reach(address)
@@ -73,11 +68,13 @@ def connected(address: str | None) -> Iterator[Any]:
                 ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
         except Exception as error:
             raise FfmemError(_unreachable(address, error)) from error
-        give_back()
+        if main and callable(before):  # Ray has taken it over, and would end the process with nothing cleaned up
+            signal.signal(signal.SIGTERM, before)
         yield ray
     finally:
         ray.shutdown()
-        give_back()
+        if main and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _reach(address: str) -> None:
