@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
 from types import SimpleNamespace
 
 import pytest
@@ -346,6 +347,31 @@ def test_a_cluster_without_room_is_told(cluster, indexing, tmp_path, monkeypatch
             indexing(tmp_path / "run")
     finally:
         ray.shutdown()
+
+
+def test_an_address_where_something_else_answers_is_one_line(gpt2_folder, text_file, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(room, "REACH", 1.0)
+    with TCPServer(("127.0.0.1", 0), BaseRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{other.server_address[1]}"
+        with pytest.raises(SystemExit):
+            main(
+                [
+                    "index",
+                    str(gpt2_folder),
+                    str(text_file),
+                    "-o",
+                    str(tmp_path),
+                    "--engine",
+                    "ray",
+                    "--address",
+                    address,
+                    "-q",
+                ]
+            )
+        other.shutdown()
+    error = rf"ffmem: error: no Ray cluster can be reached at {address} \(what answers there is not Ray\): start one .*\n"
+    assert re.fullmatch(error, capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])

@@ -78,9 +78,19 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def _reach(address: str) -> None:
-    """An address with a port must answer."""
-    if found := re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+?)\]?:(\d+)", address):
-        socket.create_connection((found[1], int(found[2])), REACH).close()
+    """An address with a port must answer, and in the protocol that Ray has."""
+    found = re.fullmatch(r"(?:ray://)?(\[?([^/\[\]]+?)\]?:(\d+))", address)
+    if found is None:
+        return
+    socket.create_connection((found[2], int(found[3])), REACH).close()
+    if os.environ.get("RAY_USE_TLS", "0") == "0":
+        import grpc
+
+        with grpc.insecure_channel(found[1]) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(REACH)
+            except grpc.FutureTimeoutError:
+                raise ConnectionError("what answers there is not Ray") from None
 
 
 def _unreachable(address: str, error: Exception) -> str:
