@@ -4,13 +4,14 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ffmem import build_index
-from ffmem.index.crew import Crew
-from ffmem.index.lane import ProcessLane
+from ffmem.index.crew import Crew, Member
+from ffmem.index.lane import Nobody, ProcessLane
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.index.reference import SETTINGS, content
 
@@ -209,3 +210,20 @@ def test_a_model_in_memory_has_one_worker(gpt2, long_text, tmp_path):
     with pytest.raises(ModelError, match="give its name or its folder"):
         build_index(gpt2, long_text, out=tmp_path / "run", workers=2)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_worker_has_read_counts_until_it_is_kept_and_never_less():
+    def shard(number, tokens):
+        return SimpleNamespace(number=number, tokens=tokens)
+
+    class Reading(Nobody):
+        def read_so_far(self) -> int:
+            return 5
+
+    member = Member("0", Reading(), doing="keep")
+    assert member.read_so_far() == 0
+    member.doing = "read"
+    member.unkept = {3: shard(3, 100), 4: shard(4, 70)}
+    assert member.read_so_far() == 100 + 5  # the last one is being read
+    member.doing = "keep"
+    assert member.read_so_far() == 100 + 70

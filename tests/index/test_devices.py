@@ -89,7 +89,8 @@ def test_workers_with_more_threads_than_there_are_cores_are_told_of(monkeypatch,
     two = share_out({"device": "cpu"}, 2, None)
     assert crowded(two, 2) == crowded(two[:1], 8) == crowded(share_out({}, 4, "cuda:0,cuda:0,cuda:0,cuda:0"), 8) == ""
     assert crowded(two, 3).startswith("2 workers of 3 threads share 4 cores, ")
-    assert crowded(share_out({"device": "cpu"}, 9, None), 4).endswith("OMP_NUM_THREADS=1 set")
+    assert crowded(two, 3).endswith("OMP_NUM_THREADS=2 set")
+    assert crowded(share_out({"device": "cpu"}, 9, None), 1).endswith("give no more than --workers 4")
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

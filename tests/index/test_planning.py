@@ -9,7 +9,7 @@ import torch
 
 from ffmem.index.collect import LayerCollector
 from ffmem.index.estimate import state_bytes
-from ffmem.index.planning import FUSED, SHARE, SPILLED, held_bytes, plan
+from ffmem.index.planning import FUSED, SHARE, SPILLED, USABLE, held_bytes, plan
 from ffmem.index.rates import Rate, measured_rates, nearest
 from ffmem.model.shape import SHAPES, shape_of
 from ffmem.words import FfmemError
@@ -204,3 +204,10 @@ def test_the_command_prints_the_plan(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "gpt2", "--tokens", "1e9", "--json"])
     assert json.loads(capsys.readouterr().out)["tokens"] == 10**9
+
+
+def test_every_gpu_of_a_spread_copy_has_room_for_a_batch():
+    memory = plan("llama3-70b", tokens=1e9, gpus=16, gpu_memory=24).memory
+    each = (memory.weights + memory.state) / memory.gpus + memory.activations
+    assert each <= USABLE * 24e9 < (memory.weights + memory.state) / (memory.gpus - 1) + memory.activations
+    assert memory.whole == pytest.approx(each * memory.gpus)

@@ -39,6 +39,11 @@ class Member:
     vain: int = 0
     """Workers in a row that were lost here before they had taken up the run."""
 
+    def read_so_far(self) -> int:
+        """Tokens that it has read and not kept yet."""
+        *before, last = (shard.tokens for shard in self.unkept.values()) if self.unkept else (0,)
+        return sum(before) + (self.lane.read_so_far() if self.doing == "read" else last)
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -107,11 +112,7 @@ class Crew:
                         self._call(member, "keep")
             known.update(shard.number for shard in kept)
             working = sum(member.known for member in self.members)
-            reading = sum(
-                member.lane.read_so_far() + sum(shard.tokens for shard in list(member.unkept.values())[:-1])
-                for member in self.members
-                if member.unkept
-            )
+            reading = sum(member.read_so_far() for member in self.members)
             yield Standing(kept, reading, working, len(self.lost))
             if not more and not again and not any(member.unkept for member in self.members):
                 self._check_all_are_kept(given, folder)

@@ -43,10 +43,9 @@ def crowded(found: list[Devices], threads: int) -> str:
     workers = sum(one.load["device"] == "cpu" for one in found)
     if workers < 2 or workers * threads <= cores():
         return ""
-    return (
-        f"{workers} workers of {threads} threads share {cores()} cores, which slows them down: start over with "
-        f"OMP_NUM_THREADS={max(1, cores() // workers)} set"
-    )
+    share = cores() // workers
+    advice = f"start over with OMP_NUM_THREADS={share} set" if share else f"give no more than --workers {cores()}"
+    return f"{workers} workers of {threads} threads share {cores()} cores, which slows them down: {advice}"
 
 
 def _shared_out(load: dict[str, Any], workers: int) -> list[str]:

@@ -75,7 +75,8 @@ class Memory:
 
     @property
     def whole(self) -> int:
-        return self.weights + self.state + self.activations
+        """On all GPUs of a copy, through each of which a batch goes."""
+        return self.weights + self.state + self.gpus * self.activations
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,9 @@ def _memory(shape: Shape, t: int, signs: int, stats: bool, gpu_memory: int | flo
     weights = number * shape.parameters
     state = sum(shape.cells) * held_bytes(t, signs, stats, fused=fused) + fused * shape.layers * signs * SPILLED
     activations = number * batch * (WIDE[shape.gated] * max(shape.cells) + NARROW * shape.d)
-    need = ceil((weights + state + activations) / (USABLE * gpu_memory * 1e9)) if gpu else 1
+    # A batch goes through all GPUs of a copy, so that each has room for one.
+    room = max(1.0, USABLE * gpu_memory * 1e9 - activations)
+    need = ceil((weights + state) / room) if gpu else 1
     host = 2 * sum(shape.cells) * state_bytes(t, signs, stats)
     return Memory(weights, state, activations, batch, need, host)
 

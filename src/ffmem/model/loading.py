@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,13 @@ def _refuse_unreadable(config: Any, name: str) -> None:
 
 
 def check_spread(device: str, device_map: str | None) -> None:
-    """An error where a device is named for a model that is spread over all."""
+    """An error where a device is named for a model that is spread over all, or nothing is there to spread it."""
     if device_map and device not in ("auto", "cuda"):
         raise ModelError(
             f"device_map {device_map!r} spreads a model over all GPUs, found device {device!r} too: leave one out"
         )
+    if device_map and not find_spec("accelerate"):
+        raise ModelError(f"device_map {device_map!r} needs the accelerate package: pip install 'ffmem[multigpu]'")
 
 
 def device_of(device: str) -> torch.device:
