@@ -131,8 +131,9 @@ def build_index(
                 folder.clear()
             manifest = folder.manifest()
             if manifest is not None and _is_complete(manifest):
+                index = _opened(folder, manifest, wanted, subject, plan, loaded)
                 checkpoint.clear(folder)
-                return _opened(folder, manifest, wanted, subject, plan, loaded)
+                return index
             about = cache(partial(estimate_tokens, plan))
             if manifest is None:
                 resolved = resolve(wanted, about, subject)

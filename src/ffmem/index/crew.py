@@ -41,8 +41,10 @@ class Member:
 
     def read_so_far(self) -> int:
         """Tokens that it has read and not kept yet."""
-        *before, last = (shard.tokens for shard in self.unkept.values()) if self.unkept else (0,)
-        return sum(before) + (self.lane.read_so_far() if self.doing == "read" else last)
+        tokens = [shard.tokens for shard in self.unkept.values()]
+        if self.doing == "read":
+            tokens[-1] = self.lane.read_so_far()
+        return sum(tokens)
 
 
 @dataclass(frozen=True)
