@@ -30,6 +30,8 @@ def test_a_result_comes_back_from_its_file_with_plain_numbers(index):
         "settings",
         "rows",
         "facts",
+        "resamples",
+        "control",
     }
     assert pq.read_table(index.path / "results" / "activity.parquet").column("share").to_pylist() == [0.5]
 
@@ -41,6 +43,14 @@ def test_names_of_results_are_listed_and_a_missing_one_is_an_error(index):
     assert saved_results(index) == ["activity", "removal"]
     with pytest.raises(RunError, match="has no result agreement: make it with ffmem experiments"):
         load_result(index, "agreement")
+
+
+def test_a_controls_result_lies_beside_the_models_own(index):
+    Result("activity", 0, {}, [{"layer": 1}], resamples=[{"rows": [{"layer": 1}], "facts": {}}]).saved(index)
+    Result("activity", 0, {}, [{"layer": 2}], control="random").saved(index)
+    assert saved_results(index) == saved_results(index, "random") == ["activity"]
+    assert load_result(index, "activity").resamples == [{"rows": [{"layer": 1}], "facts": {}}]
+    assert load_result(index, "activity", "random").rows == [{"layer": 2}]
 
 
 def test_a_damaged_file_is_named(index):

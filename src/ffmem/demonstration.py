@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ffmem.index.pages import shown_token, visible
+from ffmem.text import shown_token, visible
 from ffmem.words import Cell, FfmemError
 
 if TYPE_CHECKING:

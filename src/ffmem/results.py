@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
@@ -31,6 +31,11 @@ class Result:
     settings: dict[str, Any]
     rows: list[dict[str, Any]]
     facts: dict[str, Any] = field(default_factory=dict)
+    resamples: list[dict[str, Any]] = field(default_factory=list)
+    """What the same experiment finds on cells (or examples) drawn again from its own with replacement: of each draw the
+    `rows` and `facts` that claims are judged by, no more."""
+    control: str | None = None
+    """`random` where this was found on a model of the same shape with fresh random weights; None for the run's model."""
 
     @property
     def table(self) -> pa.Table:
@@ -50,25 +55,31 @@ class Result:
             "settings": self.settings,
             "rows": self.rows,
             "facts": self.facts,
+            "resamples": self.resamples,
+            "control": self.control,
         }
         return _plain(whole)
 
     def saved(self, index: Index) -> Result:
-        """This result, once `results/NAME.json` and `results/NAME.parquet` are in the run, each whole or not at all."""
-        with index.folder.writing(f"{RESULTS}/{self.experiment}.parquet") as path:
+        """This result, once `results/NAME.json` and `results/NAME.parquet` are in the run, each whole or not at all.
+
+        A control's are in `results/random/`.
+        """
+        name = _name(self.experiment, self.control)
+        with index.folder.writing(f"{name}.parquet") as path:
             pq.write_table(self.table, path)
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        with index.folder.writing(f"{RESULTS}/{self.experiment}.json") as path:
+        with index.folder.writing(f"{name}.json") as path:
             path.write_text(text, "utf-8")
         return self
 
 
-def load_result(index: Index, experiment: str) -> Result:
-    """A result that was saved in this run."""
-    name = f"{RESULTS}/{experiment}.json"
+def load_result(index: Index, experiment: str, control: str | None = None) -> Result:
+    """A result that was saved in this run: of its model, or of a control."""
+    name = f"{_name(experiment, control)}.json"
     try:
         found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
-        return Result(*(found[name] for name in ("experiment", "seed", "settings", "rows", "facts")))
+        return Result(**{part.name: found[part.name] for part in fields(Result)})
     except FileNotFoundError as error:
         raise RunError(f"{index.path} has no result {experiment}: make it with ffmem experiments {index.path}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -76,10 +87,15 @@ def load_result(index: Index, experiment: str) -> Result:
         raise RunError(f"{place}: damaged; make it again with ffmem experiments {index.path} {experiment}") from error
 
 
-def saved_results(index: Index) -> list[str]:
-    """The names of the results in a run."""
+def saved_results(index: Index, control: str | None = None) -> list[str]:
+    """The names of the results in a run: of its model, or of a control."""
+    folder = PurePosixPath(_name("", control))
     found = (PurePosixPath(name) for name in index.folder.names(RESULTS))
-    return sorted(name.stem for name in found if name.suffix == ".json" and str(name.parent) == RESULTS)
+    return sorted(name.stem for name in found if name.suffix == ".json" and name.parent == folder)
+
+
+def _name(experiment: str, control: str | None) -> str:
+    return str(PurePosixPath(RESULTS, control or "", experiment))
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,8 @@ from ffmem.index.reader import Said
 from ffmem.live.grid import Grid, Tile
 from ffmem.live.place import Standing
 from ffmem.live.trace import trace
-from ffmem.live.trace_pages import WIDTH, _width, grid_page, place_lines, place_page
+from ffmem.live.trace_pages import WIDTH, grid_page, place_lines, place_page
+from ffmem.text import width
 from ffmem.words import Cell, Trigger
 from tests.tiny import tiny_model, word_tokenizer
 
@@ -50,7 +51,7 @@ class Checker(HTMLParser):
 def test_every_line_fits_a_terminal_and_every_part_is_told(found):
     place = found.at(-1)
     lines = found.lines()
-    assert max(map(_width, lines)) <= WIDTH
+    assert max(map(width, lines)) <= WIDTH
     text = str(found)
     assert text == "\n".join(lines)
     assert str(place) in text
@@ -70,7 +71,7 @@ def test_long_and_wide_words_are_cut_to_their_columns(found):
     layers = tuple(replace(layer, r=reading, y=reading, o=replace(layer.o, top=(said,))) for layer in place.layers)
     changed = replace(place, prefix=WIDE, final=said, next=said, layers=layers, promoting=(part,), suppressing=())
     lines = place_lines(changed)
-    assert max(map(_width, lines)) <= WIDTH
+    assert max(map(width, lines)) <= WIDTH
     assert any("▸" in line for line in lines)
     assert "suppressing: no cell" in lines
     assert Checker(place_page(changed)).tags.count("table") >= 2

@@ -5,26 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ffmem.text import shown_token, visible
+
 if TYPE_CHECKING:
     from ffmem.index.reader import CellStatistics, CellView, Index, Triggers, Value
 
 SHOWN = 10
 _TABLE = '<table style="text-align:left;border-spacing:0 2px">'
 _CELL = '<td style="text-align:left;padding:0 10px 0 0">'
-
-
-def visible(text: str) -> str:
-    """Text on one line: line breaks and tabs written out.
-
-    >>> visible("two\\nlines")
-    'two⏎lines'
-    """
-    return text.replace("\n", "⏎").replace("\r", "␍").replace("\t", "⇥")
-
-
-def shown_token(text: str | None) -> str:
-    """A token in quotes that keep its spaces visible; the end of a sentence as ∎."""
-    return "∎" if text is None else f"“{visible(text)}”"
 
 
 def _rows(rows: list[list[str]]) -> str:

@@ -17,7 +17,6 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.experiments.examples import SHARD_TOKENS
 from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.experiments.removal import RESAMPLES, bootstrap
-from ffmem.index.pages import shown_token
 from ffmem.index.reader import Index, open_index
 from ffmem.index.values import model_of
 from ffmem.live.edits import Edit, Operation, parse_cells, resolve
@@ -29,6 +28,7 @@ from ffmem.model.prompts import log_probs_at
 from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import reporting
 from ffmem.results import Result
+from ffmem.text import shown_token
 from ffmem.words import Cell, CorpusError, FfmemError, RunError
 
 PREFIXES = 200

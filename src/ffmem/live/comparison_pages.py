@@ -6,7 +6,7 @@ from math import exp
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from ffmem.index.pages import shown_token, visible
+from ffmem.text import shown_token, visible
 
 if TYPE_CHECKING:
     from ffmem.live.comparison import Comparison, Shift, Side

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
-from unicodedata import combining, east_asian_width
 
-from ffmem.index.pages import shown_token, visible
+from ffmem.text import beginning, ending, padded, shown_token, visible, width
 
 if TYPE_CHECKING:
     from ffmem.index.reader import Said
@@ -23,7 +22,7 @@ SHOWN_VOTES = 3
 
 def trace_lines(trace: Trace) -> list[str]:
     """The positions that were asked for, one below the other."""
-    lines = [_cut(f"{trace.model.name} · {len(trace.ids)} tokens: {visible(trace.prompt)}", WIDTH)]
+    lines = [beginning(f"{trace.model.name} · {len(trace.ids)} tokens: {visible(trace.prompt)}", WIDTH)]
     for place in trace.places:
         lines += ["", *place_lines(place)]
     return lines
@@ -51,14 +50,14 @@ def _head(place: Place) -> list[str]:
     if place.token.id not in (place.final.id, None if place.next is None else place.next.id):
         said.append(f"target {_said(place.token)}, rank {place.rank:,}")
     title = f"position {place.position}: "
-    return [title + _tail(visible(place.prefix), WIDTH - len(title)), _cut("  ".join(said), WIDTH)]
+    return [title + ending(visible(place.prefix), WIDTH - len(title)), beginning("  ".join(said), WIDTH)]
 
 
 def _layer_table(place: Place) -> list[str]:
     name = shown_token(place.token.token)
     aimed = place.layers[0].o.target is not None
     lines = [
-        _cut(f"residual + ffn = output; the rank of {name} there, and what its logit gets", WIDTH),
+        beginning(f"residual + ffn = output; the rank of {name} there, and what its logit gets", WIDTH),
         _row("layer", "residual", "ffn", "output", "case", "p", "rank", "attention", "ffn"),
     ]
     for layer in place.layers:
@@ -71,7 +70,7 @@ def _layer_table(place: Place) -> list[str]:
 
 
 def _row(layer: str, r: str, y: str, o: str, case: str, p: str, rank: str, attention: str, ffn: str) -> str:
-    said = " ".join(_padded(_short(text, 15), 15) for text in (r, y, o))
+    said = " ".join(padded(_short(text, 15), 15) for text in (r, y, o))
     return f"{layer:>5} {said} {case:<11} {p:>7} {rank:>7} {attention:>9} {ffn:>8}".rstrip()
 
 
@@ -92,7 +91,7 @@ def _sum(place: Place) -> list[str]:
         scores = " and ".join(f"{size:.4g} in the {score}" for score, size in place.logit.scores.items())
         lines.append(f"an adaptive softmax: {scores}, before each is normalised")
     how = f"held at their actual scales: {', '.join(place.frozen)}" if place.frozen else "no norm in the way: exact"
-    return [_cut(line, WIDTH) for line in (*lines, how)]
+    return [beginning(line, WIDTH) for line in (*lines, how)]
 
 
 def _cells(title: str, cells: Sequence[CellPart]) -> list[str]:
@@ -101,11 +100,11 @@ def _cells(title: str, cells: Sequence[CellPart]) -> list[str]:
     lines = [f"{title:<12} {'m':>8} {'adds':>8}  the value says"]
     for one in cells:
         value = " ".join(_said(said) for said in one.value)
-        lines.append(_cut(f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}  {value}", WIDTH))
+        lines.append(beginning(f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}  {value}", WIDTH))
         if one.trigger is not None:
             following = f" ▸ {shown_token(one.trigger.next)}"
-            prefix = _tail(visible(one.trigger.prefix), WIDTH - 33 - _width(following))
-            lines.append(_cut(f"{'':<31}{prefix}{following}", WIDTH))
+            prefix = ending(visible(one.trigger.prefix), WIDTH - 33 - width(following))
+            lines.append(beginning(f"{'':<31}{prefix}{following}", WIDTH))
     return lines
 
 
@@ -119,11 +118,11 @@ def _outvoted(place: Place) -> list[str]:
     if not place.outvoted or place.next is None:
         return []
     name = shown_token(place.next.token)
-    lines = ["", _cut(f"outvoted: cells whose value puts {name} first, in layers whose FFN does not", WIDTH)]
+    lines = ["", beginning(f"outvoted: cells whose value puts {name} first, in layers whose FFN does not", WIDTH)]
     for one in place.outvoted:
-        lines.append(_cut(f"  layer {one.layer} says {_said(one.said)}", WIDTH))
-        lines.append(_cut(f"    for {name}: {_votes(one.cells)}", WIDTH))
-        lines.append(_cut(f"    against it: {_votes(one.suppressors)}", WIDTH))
+        lines.append(beginning(f"  layer {one.layer} says {_said(one.said)}", WIDTH))
+        lines.append(beginning(f"    for {name}: {_votes(one.cells)}", WIDTH))
+        lines.append(beginning(f"    against it: {_votes(one.suppressors)}", WIDTH))
     return lines
 
 
@@ -151,47 +150,12 @@ def _count(rank: int) -> str:
     return f"{rank:,}" if rank < 10**6 else f"{rank:.1e}"
 
 
-def _width(text: str) -> int:
-    """Columns that a terminal gives a text: two for wide characters, none for accents.
-
-    >>> _width("東a")
-    3
-    """
-    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
-
-
-def _cut(text: str, width: int) -> str:
-    """The beginning of a text where it is too long.
-
-    >>> _cut("a long word", 6)
-    'a lon…'
-    """
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 1:
-        text = text[:-1]
-    return text + "…"
-
-
-def _tail(text: str, width: int) -> str:
-    """The end of a text where it is too long: what comes next matters most."""
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 1:
-        text = text[1:]
-    return "…" + text
-
-
-def _short(text: str, width: int) -> str:
+def _short(text: str, columns: int) -> str:
     """A token with its probability: the token is cut, not the number."""
-    if _width(text) <= width:
+    if width(text) <= columns:
         return text
     token, _, number = text.rpartition(" ")
-    return f"{_cut(token, width - len(number) - 1)} {number}"
-
-
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - _width(text))
+    return f"{beginning(token, columns - len(number) - 1)} {number}"
 
 
 _CELL = "padding:1px 5px;text-align:left;white-space:nowrap"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ffmem.index.pages import visible
+from ffmem.text import visible
 
 
 class Raw(str):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-from ffmem.index.pages import shown_token
 from ffmem.index.reader import Index
 from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.claims import FEWEST, Claim
@@ -14,6 +13,7 @@ from ffmem.reports.drawing import svg
 from ffmem.reports.figures import draw, figure, shown
 from ffmem.reports.markup import Raw, data, details, element, facts, join, table
 from ffmem.reports.paper import the_paper
+from ffmem.text import shown_token
 
 GLOSSARY = {
     "key": "A row of a feed-forward layer's first matrix. It is compared with what the model has read so far.",
