@@ -83,7 +83,7 @@ def example_tokens(index: Index, examples: Examples, cells: int) -> dict[str, fl
     position = index.table("triggers").column("position").to_numpy()
     first = index.table("cells").column("first_trigger").to_numpy()
     counts = index.table("cells").column("positive_triggers").to_numpy()
-    drawn = sum(min(cells, count) for count in (index.manifest["model"]["cells"][layer - 1] for layer in index.layers))
+    drawn = sum(min(cells, count) for count in (index.manifest.model.cells[layer - 1] for layer in index.layers))
     followed = float(sum(len(examples[number].ids) for number in range(len(examples))))
     return {
         "removal": float(position.mean() * np.minimum(counts, 50).mean() * drawn),

@@ -44,7 +44,7 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
     out, err = capsys.readouterr()
     assert "has read" in out
     assert "claims hold" in out
-    assert out.count("  layer ") == index.manifest["model"]["layers"]
+    assert out.count("  layer ") == index.manifest.model.layers
     assert (index.path / "report.html").is_file()
     assert str(index.path / "report.html") in err
     assert f"ffmem show {index.path} L" in err

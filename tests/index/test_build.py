@@ -118,7 +118,7 @@ def test_planted_keys_fire_where_a_person_would_say(planted, tmp_path):
 def test_statistics_of_a_run_are_those_of_each_prefix_alone(gpt2, tmp_path):
     sentences = some_sentences(25, seed=3)
     index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", quiet=True)
-    assert index.manifest["settings"]["stats"] == "full"
+    assert index.manifest.settings.stats == "full"
     ids = ids_of(gpt2.tokenizer, sentences)
     alone = coefficients_alone(gpt2, ids, bos=True)
     for layer, cell in ((1, 3), (3, 100)):
@@ -141,7 +141,7 @@ def test_sampled_statistics_measure_every_sixteenth_token_but_keep_counts_exact(
     assert sample.counts["measured_tokens"] == wanted
     a, b = full["L2D9"].stats, sample["L2D9"].stats
     assert (a.active, a.maximum, a.minimum) == (b.active, b.maximum, b.minimum)
-    assert "16" in sample.manifest["settings"]["stats_sample"]
+    assert "divisible by 16" in sample.manifest.settings.measured
 
 
 def test_sentences_longer_than_the_context_are_cut_and_counted(gpt2, tmp_path):
@@ -249,7 +249,7 @@ def test_a_run_is_not_mixed_with_another_model_corpus_or_setting(gpt2, llama, tm
     with pytest.raises(RunError, match="the corpus has changed"):
         build_index(gpt2, ["the queen ."], out=out, quiet=True)
     again = build_index(llama, ["the queen ."], out=out, overwrite=True, quiet=True)
-    assert again.manifest["model"]["family"] == "llama"
+    assert again.manifest.model.family == "llama"
 
 
 def test_overwrite_builds_anew_and_leaves_other_files_alone(gpt2, tmp_path):
@@ -398,6 +398,6 @@ def test_a_tokenizer_without_bos_or_eos_starts_at_the_first_word(tmp_path):
     tokenizer.bos_token = tokenizer.eos_token = None
     model = load_model(tiny_model("gpt2"), tokenizer=tokenizer)
     index = build_index(model, ["the king ."], out=tmp_path / "run", quiet=True)
-    assert index.manifest["settings"]["bos"] is False
+    assert index.manifest.settings.bos is False
     with pytest.raises(FfmemError, match="neither a bos nor an eos"):
         build_index(model, ["the king ."], out=tmp_path / "other", bos="on", quiet=True)

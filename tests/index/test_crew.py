@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -154,8 +155,7 @@ def _abacus(*arguments):
     from ffmem.index.origin import new_manifest
 
     manifest = new_manifest(*arguments)
-    manifest["environment"] = manifest["environment"] | {"device_name": "abacus"}
-    return manifest
+    return replace(manifest, environment=manifest.environment | {"device_name": "abacus"})
 
 
 def test_threads_are_set_to_what_a_run_began_with(gpt2_folder, long_text, alone, tmp_path, monkeypatch):

@@ -2,16 +2,20 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from ffmem import build_index
 from ffmem.corpus import plan
 from ffmem.corpus.feeder import can_feed
+from ffmem.index.checkpoint import mend
+from ffmem.index.folder import RunFolder
 from ffmem.words import CorpusError, RunError
 from tests.index.reference import SETTINGS, content
 
@@ -118,11 +122,57 @@ def test_a_corpus_that_changed_before_the_stop_is_refused(interrupted, gpt2, lon
         long_text.write_text(text)
 
 
-def test_a_damaged_state_is_named(interrupted, gpt2, long_text):
-    state = interrupted / "work" / "state-0.safetensors"
-    state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(RunError, match=r"state-0.safetensors: missing or damaged"):
-        build_index(gpt2, long_text, out=interrupted, **SETTINGS)
+def test_every_flipped_bit_of_the_work_is_noticed_and_costs_its_own_file_alone(interrupted):
+    folder = RunFolder(interrupted)
+    origin, chance = folder.manifest().origin, random.Random(5)
+    assert mend(folder, origin) == []
+    names = folder.names("work")
+    assert len(names) == 5
+    whole = {name: (interrupted / name).read_bytes() for name in names}
+    for name in names:
+        last = len(whole[name]) - 1
+        for at in [0, 7, 8, 20, last, *(chance.randrange(last) for _ in range(12))]:
+            damaged = bytearray(whole[name])
+            damaged[at] ^= 1 << chance.randrange(8)
+            (interrupted / name).write_bytes(damaged)
+            assert name in mend(folder, origin), (name, at)
+            for lost in set(names) - set(folder.names("work")):
+                (interrupted / lost).write_bytes(whole[lost])
+    assert mend(folder, origin) == []
+
+
+def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrupted):
+    folder = RunFolder(interrupted)
+    manifest = folder.manifest()
+    first, second = (f"work/shard-00000{number}.safetensors" for number in (0, 1))
+    shutil.copy(interrupted / first, interrupted / second)
+    assert second in mend(folder, manifest.origin)
+    other = replace(manifest, model=replace(manifest.model, hash="0" * 64))
+    assert "work/state-0.safetensors" in mend(folder, other.origin)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("state-0.safetensors", [0, 1, 2]), ("shard-000001.arrow", [1, 2]), ("shard-000000.safetensors", [0, 2])],
+)
+def test_a_damaged_file_of_the_work_costs_what_it_held_and_not_the_run(
+    interrupted, gpt2, long_text, whole, monkeypatch, capsys, name, read
+):
+    from ffmem.index import worker
+
+    path = interrupted / "work" / name
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(data)
+    seen = []
+    read_shard = worker.read_shard
+    monkeypatch.setattr(
+        worker, "read_shard", lambda model, shard, *a, **k: seen.append(shard.number) or read_shard(model, shard, *a, **k)
+    )
+    build_index(gpt2, long_text, out=interrupted, **(SETTINGS | {"quiet": False}))
+    assert seen[: len(read)] == read
+    assert content(interrupted) == whole
+    assert f"damaged and left out: work/{name}; what they held is read again" in capsys.readouterr().err
 
 
 def test_other_settings_do_not_continue_a_run(interrupted, gpt2, long_text):

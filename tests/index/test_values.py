@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index, values
+from ffmem.index.manifest import ValueFacts
 from ffmem.index.values import together
 from ffmem.words import ModelError, RunError
 
@@ -21,7 +22,7 @@ def test_values_load_the_run_s_own_model_and_check_it(gpt2_folder, tmp_path):
     build_index(str(gpt2_folder), ["the king left ."], out=run, quiet=True)
     index = values(run, top=3, quiet=True)
     assert len(index["L1D0"].value.top(3)) == 3
-    assert open_index(run).manifest["values"] == {"top": 3, "norm": False, "dtype": "float32"}
+    assert open_index(run).manifest.values == ValueFacts(top=3, norm=False, dtype="float32")
 
 
 def test_another_model_is_refused_with_both_names(run, llama):
@@ -70,7 +71,7 @@ def test_a_run_without_values_says_how_to_add_them(run):
 def test_a_model_loaded_in_another_dtype_is_still_the_same_model(gpt2_folder, tmp_path):
     build_index(load_model(str(gpt2_folder)), ["the king left ."], out=tmp_path / "run", quiet=True)
     index = values(tmp_path / "run", dtype="bfloat16", quiet=True)
-    assert index.manifest["values"]["dtype"] == "bfloat16"
+    assert index.manifest.values.dtype == "bfloat16"
 
 
 def test_small_parts_are_put_together_in_their_order():

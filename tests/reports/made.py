@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from ffmem.index.folder import RunFolder
+from ffmem.index.manifest import CorpusFacts, Counts, Manifest, ModelFacts, Settings, TokenizerFacts
 from ffmem.index.reader import open_index
 from ffmem.reports.paper import the_paper
 from ffmem.results import Result
@@ -142,24 +143,50 @@ def made_run(folder, layers=16, *, cells=2, gated=False, results=None, name="pap
     for table, data in tables.items():
         with pa.OSFile(str(run / f"{table}.arrow"), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
             writer.write_table(data)
-    model = {"name": name, "architecture": "AdaptiveLM", "family": "adaptive_lm", "found_by_shape": False, "gated": gated}
-    model |= {"layers": layers, "d": 1024, "cells": [cells] * layers, "vocabulary": 267744, "context": 512, "bos": 1}
-    model |= {"dtype": "float32", "device": "cpu", "hash": "a" * 64, "in_memory": False, "revision": None}
-    settings = {"layers": list(range(1, layers + 1)), "negative": gated, "top": 50, "distinct": "text", "unit": "sentence"}
-    settings |= {"bos": True, "stats": "off", "column": "text", "language": "en", "limit_tokens": None}
-    counted = {"cells": total, "triggers": 2, "records": 1, "sentences": 1, "tokens": 3, "sentences_kept": 1}
+    model = ModelFacts(
+        name=name,
+        in_memory=False,
+        revision=None,
+        hash="a" * 64,
+        architecture="AdaptiveLM",
+        family="adaptive_lm",
+        found_by_shape=False,
+        layers=layers,
+        cells=[cells] * layers,
+        d=1024,
+        gated=gated,
+        vocabulary=267744,
+        context=512,
+        bos=1,
+        device="cpu",
+        dtype="float32",
+    )
+    settings = Settings(
+        top=50,
+        unit="sentence",
+        distinct="text",
+        layers=list(range(1, layers + 1)),
+        limit_tokens=None,
+        batch_tokens=4096,
+        shard_tokens=1 << 18,
+        bos=True,
+        negative=gated,
+        stats="off",
+        language="en",
+        column="text",
+    )
     run.write_manifest(
-        {
-            "state": "complete",
-            "model": model,
-            "tokenizer": {"hash": "b" * 64},
-            "corpus": {"hash": "c" * 64, "sources": ["wiki.train.tokens"]},
-            "settings": settings,
-            "environment": {"ffmem": "0.1.0", "python": "3.11"},
-            "counts": counted,
-            "skipped": {},
-            "files": run.described(*(f"{table}.arrow" for table in tables)),
-        }
+        Manifest(
+            state="complete",
+            ffmem="0.1.0",
+            model=model,
+            tokenizer=TokenizerFacts("b" * 64),
+            corpus=CorpusFacts(["wiki.train.tokens"], "c" * 64),
+            settings=settings,
+            environment={"ffmem": "0.1.0", "python": "3.11"},
+            counts=Counts(records=1, sentences=1, tokens=3, cells=total, triggers=2, sentences_kept=1),
+            files=run.described(*(f"{table}.arrow" for table in tables)),
+        )
     )
     index = open_index(folder)
     for result in (paper_results(layers, gated=gated) if results is None else results).values():

@@ -80,7 +80,7 @@ def test_the_page_has_every_section_and_every_figure(outline, run):
         assert claim.rule in words
     assert "✓ holds" in words
     for part in ("model", "tokenizer", "corpus"):
-        assert run.manifest[part]["hash"] in words
+        assert run.manifest.identity[part] in words
     assert "wiki.train.tokens" in words
 
 

@@ -241,7 +241,7 @@ def info(run: Run, as_json: AsJson = False) -> None:
     found = open_index(run)
     disk = found.folder.disk_use()
     if as_json:
-        print(json.dumps({**found.manifest, "disk_bytes": disk}, ensure_ascii=False, indent=2))
+        print(json.dumps({**found.manifest.as_dict(), "disk_bytes": disk}, ensure_ascii=False, indent=2))
     else:
         print("\n".join(info_lines(found, disk)))
 

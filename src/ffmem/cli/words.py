@@ -23,7 +23,7 @@ def gigabytes(size: int) -> str:
 
 def show_json(view: CellView) -> dict[str, Any]:
     """A cell as `ffmem show --json` prints it; what the run does not hold is null."""
-    stats = view.index.manifest["settings"]["stats"] != "off"
+    stats = view.index.manifest.settings.has_stats
     values = view.index.has_values or view.index.model is not None
     shown = min(10, view.value.kept) if values else 0
     return {
@@ -45,27 +45,26 @@ def show_json(view: CellView) -> dict[str, Any]:
 
 def info_lines(index: Index, disk: int) -> list[str]:
     """A run for people."""
-    model, settings, counts = (index.manifest[name] for name in ("model", "settings", "counts"))
-    skipped = ", ".join(f"{count:,} {what}" for what, count in index.manifest["skipped"].items()) or "nothing"
-    found = "found by shape" if model["found_by_shape"] else f"family {model['family']}"
-    stats = settings.get("stats_sample", settings["stats"])
+    manifest = index.manifest
+    model, settings, counts = manifest.model, manifest.settings, manifest.counts
+    skipped = ", ".join(f"{count:,} {what}" for what, count in manifest.skipped.items()) or "nothing"
+    found = "found by shape" if model.found_by_shape else f"family {model.family}"
     lines = {
         "run": str(index.path),
-        "model": f"{model['name']} ({model['architecture']}, {found}, {model['dtype']} on {model['device']})",
-        "hashes": f"model {model['hash'][:12]}, tokenizer {index.manifest['tokenizer']['hash'][:12]}, "
-        f"corpus {index.manifest['corpus']['hash'][:12]}",
-        "corpus": ", ".join(index.manifest["corpus"]["sources"]),
-        "read": f"{counts['records']:,} records, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens "
-        f"in {counts['shards']} shards, {counts['padding_share']:.1%} padding",
-        "skipped": f"{skipped}; {counts['cut_to_context']:,} sentences cut to the context of {model['context']:,}",
-        "cells": f"{counts['cells']:,} in layers {', '.join(map(str, index.layers))}",
-        "triggers": f"{counts['triggers']:,}, at most {settings['top']} a cell and sign, "
-        f"distinct by {settings['distinct']}, negative {'on' if settings['negative'] else 'off'}; "
-        f"{counts['sentences_kept']:,} sentences kept",
-        "statistics": f"{stats}; {counts['measured_tokens']:,} tokens measured",
-        "values": f"{index.manifest['values']}" if index.has_values else f"none: ffmem values {index.path}",
+        "model": f"{model.name} ({model.architecture}, {found}, {model.dtype} on {model.device})",
+        "hashes": f"model {model.hash[:12]}, tokenizer {manifest.tokenizer.hash[:12]}, corpus {manifest.corpus.hash[:12]}",
+        "corpus": ", ".join(manifest.corpus.sources),
+        "read": f"{counts.records:,} records, {counts.sentences:,} sentences, {counts.tokens:,} tokens "
+        f"in {counts.shards} shards, {counts.padding_share:.1%} padding",
+        "skipped": f"{skipped}; {counts.cut_to_context:,} sentences cut to the context of {model.context:,}",
+        "cells": f"{counts.cells:,} in layers {', '.join(map(str, index.layers))}",
+        "triggers": f"{counts.triggers:,}, at most {settings.top} a cell and sign, "
+        f"distinct by {settings.distinct}, negative {'on' if settings.negative else 'off'}; "
+        f"{counts.sentences_kept:,} sentences kept",
+        "statistics": f"{settings.measured}; {counts.measured_tokens:,} tokens measured",
+        "values": f"{manifest.values}" if index.has_values else f"none: ffmem values {index.path}",
         "disk": gigabytes(disk),
-        "made with": ", ".join(f"{name} {version}" for name, version in index.manifest["environment"].items()),
+        "made with": ", ".join(f"{name} {version}" for name, version in manifest.environment.items()),
     }
     return [f"{name:<11}{text}" for name, text in lines.items()]
 

@@ -91,7 +91,7 @@ def agreement(
         layers = [_read_layer(model, index, layer, end, norm, reporter) for layer in index.layers]
     if known is not None:
         known |= {(one.layer, norm, "+"): Predictions(one.top, one.probability) for one in layers}
-    settings = index.manifest["settings"]
+    settings = index.manifest.settings
     return Result(
         "agreement",
         seed,
@@ -100,7 +100,7 @@ def agreement(
             "dtype": model.dtype_name,
             "layers": index.layers,
             "norm": norm,
-            "top": settings["top"],
+            "top": settings.top,
             "top_values": top_values,
             "vocabulary": model.vocabulary.size,
             "end_token": None if end is None else index.token(end),
@@ -133,7 +133,7 @@ def _read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, n
         torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in ("top", "top_log_prob", "rank")
     )
     negative = None
-    if index.manifest["settings"]["negative"]:
+    if index.manifest.settings.negative:
         negative = _negative(next_tokens(index, layer, "-", end), predictions_of(model, layer, norm=norm, sign="-"))
     return _Layer(
         layer,

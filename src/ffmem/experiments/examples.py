@@ -70,20 +70,20 @@ def sample_examples(
     """
     if count < 1:
         raise CorpusError(f"expected at least 1 example, found {count}")
-    settings = index.manifest["settings"]
+    settings = index.manifest.settings
     chance = np.random.default_rng([seed, 1])
-    encoder = Encoder(model.tokenizer, model.context - int(settings["bos"]))
+    encoder = Encoder(model.tokenizer, model.context - int(settings.bos))
     if eval is None and (kept := _kept(index)) is not None:
         origin = (
             "sentences that the run kept for its triggers: its corpus cannot be read again, and no eval corpus was given"
         )
         drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
     else:
-        sources = open_sources(eval, column=settings["column"]) if eval is not None else _sources(index)
+        sources = open_sources(eval, column=settings.column) if eval is not None else _sources(index)
         origin = ", ".join(source.name for source in sources) + ("" if eval is not None else " (the indexed corpus itself)")
-        limit = None if eval is not None else settings["limit_tokens"]
-        unit = Unit.parse(settings["unit"])
-        corpus = Corpus(sources, encoder, unit, settings["language"], SHARD_TOKENS, limit)
+        limit = None if eval is not None else settings.limit_tokens
+        unit = Unit.parse(settings.unit)
+        corpus = Corpus(sources, encoder, unit, settings.language, SHARD_TOKENS, limit)
         drawn = _draw(corpus, count, chance, quiet)
     if not drawn:
         raise CorpusError(f"expected sentences to draw examples from, found none in {origin}")
@@ -112,12 +112,12 @@ def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) 
 
 
 def _sources(index: Index) -> list[Any]:
-    return [open_source(name, column=index.manifest["settings"]["column"]) for name in index.manifest["corpus"]["sources"]]
+    return [open_source(name, column=index.manifest.settings.column) for name in index.manifest.corpus.sources]
 
 
 def _kept(index: Index) -> list[Sentence] | None:
     """The run's own sentences where its corpus is gone or was never a file."""
-    names = index.manifest["corpus"]["sources"]
+    names = index.manifest.corpus.sources
     if all(name in POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
         return None
     table = index.table("sentences")

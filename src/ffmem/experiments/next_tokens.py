@@ -46,12 +46,12 @@ class NextTokens:
 
 def next_tokens(index: Index, layer: int, sign: Sign = "+", end: int | None = None) -> NextTokens:
     """What comes behind the triggers of every cell of a layer (from 1); `end` stands behind a sentence's last token."""
-    count = index.manifest["model"]["cells"][layer - 1]
+    count = index.manifest.model.cells[layer - 1]
     cells = index.table("cells").slice(index[Cell(layer, 0)].row, count)
     positive, negative = (cells.column(f"{name}_triggers").to_numpy().astype(np.int64) for name in ("positive", "negative"))
     own, skipped = (positive, 0) if sign == SIGNS[0] else (negative, positive)
     begin = cells.column("first_trigger").to_numpy() + skipped
-    used = np.arange(index.manifest["settings"]["top"]) < own[:, None]
+    used = np.arange(index.manifest.settings.top) < own[:, None]
     # A layer's triggers lie together: only their part of the table is read.
     first, stop = (int(begin.min()), int((begin + own).max())) if own.any() else (0, 0)
     triggers = index.table("triggers").slice(first, stop - first)
@@ -104,6 +104,6 @@ def end_token(model: MemoryModel, index: Index) -> int | None:
 
     A window of tokens ends where it was cut, so nothing stands there in any model.
     """
-    if model.family.name != "adaptive_lm" or Unit.parse(index.manifest["settings"]["unit"]).tokens:
+    if model.family.name != "adaptive_lm" or Unit.parse(index.manifest.settings.unit).tokens:
         return None
     return model.tokenizer.eos_token_id

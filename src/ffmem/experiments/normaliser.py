@@ -47,7 +47,7 @@ def normaliser(
     layer (gemma2, olmo2) lengths hardly matter anyway. A row a layer; losses in nats per token.
     """
     loaded = model_of(index, model)
-    bos = bool(index.manifest["settings"]["bos"])
+    bos = bool(index.manifest.settings.bos)
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
     feeds = _feeds(drawn, loaded, bos)
     watch = _Watch(loaded)

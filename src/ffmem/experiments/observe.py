@@ -80,7 +80,7 @@ def follow(
     loaded = model_of(index, model)
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
     observers = [make(loaded, drawn) for make in makers]
-    results = observe(loaded, drawn, observers, bos=index.manifest["settings"]["bos"], settings={"seed": seed}, quiet=quiet)
+    results = observe(loaded, drawn, observers, bos=index.manifest.settings.bos, settings={"seed": seed}, quiet=quiet)
     return [result.saved(index) for result in results]
 
 

@@ -62,7 +62,7 @@ def removal(
         "cells": cells,
         "triggers": triggers,
         "sign": "+",
-        "bos": bool(index.manifest["settings"]["bos"]),
+        "bos": bool(index.manifest.settings.bos),
         "random": "the token of the prefix that comes first in a random order of its sentence's tokens",
         "interval": f"95%, bootstrap of the mean over a layer's triggers, pooled over its cells, {RESAMPLES:,} resamples",
         "dtype": loaded.dtype_name,
@@ -119,7 +119,7 @@ class Removed:
 def draw_triggers(index: Index, layer: int, *, cells: int, triggers: int, chance: np.random.Generator) -> Drawn:
     """The best positive triggers of random cells, each cell with a trigger having the same chance."""
     first = index[Cell(layer, 0)].row
-    table = index.table("cells").slice(first, index.manifest["model"]["cells"][layer - 1])
+    table = index.table("cells").slice(first, index.manifest.model.cells[layer - 1])
     begins, counts = (table.column(name).to_numpy().astype(np.int64) for name in ("first_trigger", "positive_triggers"))
     chosen = np.sort(chance.permutation(np.flatnonzero(counts))[:cells])
     taken = np.minimum(counts[chosen], triggers)
@@ -184,7 +184,7 @@ def remove_tokens(
         position=np.stack([length, *[length - 1] * len(KINDS)]).ravel(),
         layer=np.tile(layer, len(sequence)),
         cell=np.tile(cell, len(sequence)),
-        bos=model.bos if index.manifest["settings"]["bos"] else None,
+        bos=model.bos if index.manifest.settings.bos else None,
         reporter=reporter,
     ).reshape(sequence.shape)
     ends = np.cumsum([len(which) for which in kept])[:-1]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
+from ffmem.index.manifest import Counts, Manifest
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
@@ -105,24 +107,24 @@ def build_index(
             "top": top,
             "unit": str(parsed),
             "distinct": distinct,
-            "layers": parse_layers(layers, facts["layers"]),
+            "layers": parse_layers(layers, facts.layers),
             "limit_tokens": limit_tokens,
             "batch_tokens": _count("batch-tokens", batch_tokens),
             "shard_tokens": _count("shard-tokens", shard_tokens),
-            "bos": check_bos(bos, facts["bos"], subject.name),
-            "negative": facts["gated"] if negative == "auto" else negative == "on",
+            "bos": check_bos(bos, facts.bos, subject.name),
+            "negative": facts.gated if negative == "auto" else negative == "on",
             "stats": stats,
             "language": language,
             "column": column,
         }
-        context = min(facts["context"] - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
+        context = min(facts.context - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
         if parsed.tokens > context:
             raise FfmemError(f"expected windows of at most {context:,} tokens, the model's context, found {parsed}")
         encoder = Encoder(subject.tokenizer, min(context, parsed.tokens or context))
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
-        readers = max(1, cores() - 2) if facts["device"] == "cuda" else 1
+        readers = max(1, cores() - 2) if facts.device == "cuda" else 1
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
-        if not overwrite and (found := folder.manifest()) and _is_complete(found) and not folder.names(WORK):
+        if not overwrite and (found := folder.manifest()) and found.is_complete and not folder.names(WORK):
             return _opened(folder, found, wanted, subject, plan, loaded)  # it may be one that can only be read
         if plan.is_fed:
             get_ready()
@@ -130,7 +132,7 @@ def build_index(
             if overwrite or not _worth_keeping(folder):
                 folder.clear()
             manifest = folder.manifest()
-            if manifest is not None and _is_complete(manifest):
+            if manifest is not None and manifest.is_complete:
                 index = _opened(folder, manifest, wanted, subject, plan, loaded)
                 checkpoint.clear(folder)
                 return index
@@ -139,15 +141,21 @@ def build_index(
                 resolved = resolve(wanted, about, subject)
             else:
                 resolved = agree(folder.path, manifest, wanted, subject, plan)
-            plan.shard_tokens = resolved["shard_tokens"]
+            plan.shard_tokens = resolved.shard_tokens
             tokens = None if quiet and not announce else about()
             if announce:
-                cells = sum(facts["cells"][layer - 1] for layer in resolved["layers"])
-                signs = 2 if resolved["negative"] else 1
-                announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved["stats"] != "off"))
+                cells = sum(facts.cells[layer - 1] for layer in resolved.layers)
+                signs = 2 if resolved.negative else 1
+                announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved.has_stats))
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
                 folder.write_manifest(manifest)
+            elif damaged := checkpoint.mend(folder, manifest.origin):
+                folder.log("damaged", files=damaged)
+                names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
+                if not quiet:
+                    lost = f"{folder.path}: damaged and left out: {names}; what they held is read again"
+                    print(f"ffmem: {lost}", file=sys.stderr, flush=True)
             with reporting("indexing", quiet=quiet) as reporter:
                 run = _Run(folder, manifest, plan, reporter, tokens)
                 with ThreadPoolExecutor(1, "ffmem-tokens") as beside:
@@ -204,23 +212,19 @@ def _crew(
 def _worth_keeping(folder: RunFolder) -> bool:
     """Whether a run has anything to lose: it is complete, or a shard of it is."""
     manifest = folder.manifest()
-    return manifest is not None and (_is_complete(manifest) or checkpoint.begun(folder))
-
-
-def _is_complete(manifest: dict[str, Any]) -> bool:
-    return bool(manifest["state"] == "complete")
+    return manifest is not None and (manifest.is_complete or checkpoint.begun(folder))
 
 
 def _opened(
     folder: RunFolder,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     wanted: dict[str, Any],
     subject: Subject,
     plan: Corpus,
     model: MemoryModel | None,
 ) -> Index:
     """A complete run, if it is of this model, corpus and settings."""
-    plan.shard_tokens = agree(folder.path, manifest, wanted, subject, plan)["shard_tokens"]
+    plan.shard_tokens = agree(folder.path, manifest, wanted, subject, plan).shard_tokens
     check_same_corpus(folder.path, manifest, plan)
     return open_index(folder.path, model=model)
 
@@ -228,13 +232,11 @@ def _opened(
 class _Run:
     """One run being built."""
 
-    def __init__(
-        self, folder: RunFolder, manifest: dict[str, Any], plan: Corpus, reporter: Reporter, tokens: int | None
-    ) -> None:
+    def __init__(self, folder: RunFolder, manifest: Manifest, plan: Corpus, reporter: Reporter, tokens: int | None) -> None:
         self.folder, self.manifest, self.plan, self.reporter = folder, manifest, plan, reporter
         self.tokens = tokens
         """About how many there are."""
-        self.settings = manifest["settings"]
+        self.settings = manifest.settings
         self.kept = checkpoint.kept(folder)
         self.before = self.read = sum(kept.span.after.tokens - kept.span.since.tokens for kept in self.kept.values())
         self.began = time.monotonic()
@@ -253,7 +255,7 @@ class _Run:
     def shards(self) -> Iterator[Iterator[Shard]]:
         """Those that are left; where a process reads them, it begins at once."""
         done = {number: kept.span for number, kept in self.kept.items()}
-        batches = self.settings["batch_tokens"], int(self.settings["bos"])
+        batches = self.settings.batch_tokens, int(self.settings.bos)
         with closing(self.plan.shards_ahead(done, batches)) as shards:
             yield map(self.checked, shards)
 
@@ -269,7 +271,7 @@ class _Run:
             self.shards() as shards,
             closing(Worker(model, self.folder, self.manifest, names[0] if names else "0")) as worker,
         ):
-            check_known(self.folder, worker.covered, self.kept)
+            check_known(self.folder, worker.kept, self.kept)
             for shard in shards:
                 for tokens in worker.read(shard):
                     self.read += tokens
@@ -300,7 +302,7 @@ class _Run:
         self.reporter.update(share, f"{doing}, {read:,} tokens, {speed:,.0f} tokens/s")
 
     def write_tokens(self, subject: Subject) -> None:
-        size = max(subject.facts["vocabulary"], len(subject.tokenizer))
+        size = max(subject.facts.vocabulary, len(subject.tokenizer))
         self.write(TOKENS, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
 
     def write(self, name: str, schema: Any, batches: Iterable[Any]) -> None:
@@ -318,10 +320,10 @@ class _Run:
                 "run meanwhile; give the same command again"
             )
         cpu = torch.device("cpu")
-        make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings["layers"], cpu))
+        make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, cpu))
         collectors = list(checkpoint.merged(self.folder, make, kept).values())
         numbers = referenced_sentences(collectors)
-        stats = self.settings["stats"] != "off"
+        stats = self.settings.has_stats
         tables = {
             SENTENCES: (SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, kept, numbers)),
             TRIGGERS: (TRIGGER_SCHEMA, trigger_batches(collectors, numbers)),
@@ -331,31 +333,31 @@ class _Run:
             list(pool.map(self.write, tables, *zip(*tables.values(), strict=True)))
         progress = kept[len(kept) - 1].span.after
         padded = sum(one.padded for one in kept.values())
-        real = progress.tokens + progress.sentences * bool(self.settings["bos"])
+        real = progress.tokens + progress.sentences * self.settings.bos
         measured = int(collectors[0].total.measured) if collectors[0].total else 0
-        counts = {
-            "records": progress.records,
-            "sentences": progress.sentences,
-            "tokens": progress.tokens,
-            "shards": len(kept),
-            "cells": sum(len(collector.top["+"].coefficient) for collector in collectors),
-            "triggers": sum(int((top.coefficient > 0).sum()) for c in collectors for top in c.top.values()),
-            "sentences_kept": len(numbers),
-            "cut_to_context": progress.cut,
-            "padding_share": round(1 - real / padded, 6) if padded else 0.0,
-            "measured_tokens": measured,
-        }
+        counts = Counts(
+            records=progress.records,
+            sentences=progress.sentences,
+            tokens=progress.tokens,
+            shards=len(kept),
+            cells=sum(len(collector.top["+"].coefficient) for collector in collectors),
+            triggers=sum(int((top.coefficient > 0).sum()) for c in collectors for top in c.top.values()),
+            sentences_kept=len(numbers),
+            cut_to_context=progress.cut,
+            padding_share=round(1 - real / padded, 6) if padded else 0.0,
+            measured_tokens=measured,
+        )
         skipped = dict(progress.skipped)
         if progress.without_tokens:
             skipped["units without tokens"] = progress.without_tokens
-        self.manifest = {
-            **self.manifest,
-            "state": "complete",
-            "corpus": {**self.manifest["corpus"], "hash": progress.digest},
-            "counts": counts,
-            "skipped": skipped,
-            "files": self.folder.described(TRIGGERS, CELLS, SENTENCES, TOKENS),
-        }
+        self.manifest = replace(
+            self.manifest,
+            state="complete",
+            corpus=replace(self.manifest.corpus, hash=progress.digest),
+            counts=counts,
+            skipped=skipped,
+            files=self.folder.described(TRIGGERS, CELLS, SENTENCES, TOKENS),
+        )
         self.folder.write_manifest(self.manifest)
         checkpoint.clear(self.folder)
         again = sum(one.read_again for one in kept.values())

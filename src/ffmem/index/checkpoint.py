@@ -2,13 +2,14 @@
 
 A worker keeps one state: the triggers and counts of all shards that it has read, and which shards those are. What depends
 on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept a shard. A shard counts once
-a state covers it, and all states together make the index, in any order.
+a state covers it, and all states together make the index, in any order. Every file carries a hash of all that is in it, or
+another file does, and is compared with it before it is used: a damaged one costs what it held, not the run.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import safetensors
-import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -24,12 +24,13 @@ from torch import Tensor
 from ffmem.corpus.plan import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.index.collect import LayerCollector
-from ffmem.index.folder import WORK, RunFolder
+from ffmem.index.folder import WORK, RunFolder, file_hash
+from ffmem.index.sealed import SealError, load_sealed, read_facts, save_sealed
 from ffmem.index.tables import SENTENCE_SCHEMA, each_once, sentence_batch, write_table
 from ffmem.index.top import sentence_of
 from ffmem.words import RunError
 
-STATE, ENDING = f"{WORK}/state-", ".safetensors"
+STATE, ENDING, SENTENCES = f"{WORK}/state-", ".safetensors", ".arrow"
 
 
 class Snapshot:
@@ -68,31 +69,42 @@ class Snapshot:
 
 def save(
     folder: RunFolder,
-    worker: str,
+    worker: str | None,
     covered: list[int],
     shard: Shard,
     snapshot: Snapshot,
     encoder: Encoder,
     counted: dict[str, int],
+    origin: str,
 ) -> None:
-    """Keep what is the shard's own, then the worker's state, which makes it count."""
+    """Keep what is the shard's own, then the worker's state, which makes it count.
+
+    Without a worker only the former is written: for a shard that some state covers, but whose own files were damaged.
+    `origin` is the manifest's, so that no file of another run is ever taken for one of this.
+    """
     with _refusals_told(folder):
         numbers = snapshot.pointed_to(shard)
         sentences = shard.sentences.take(numbers - shard.first)
         if (sentences.ends < 0).any():
             sentences = Sentences.of(encoder.with_ends(list(sentences)))
-        with folder.writing(f"{_shard(shard.number)}.arrow") as path:
+        name = _shard(shard.number)
+        with folder.writing(f"{name}.arrow") as path:
             write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
+            digest = file_hash(path)
         facts = {
+            "origin": origin,
+            "number": shard.number,
             "since": shard.since.as_dict(),
             "after": shard.after.as_dict(),
             "last": shard.last,
+            "sentences": digest,
             **counted,
         }
-        with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
-            safetensors.torch.save_file(snapshot.sums, path, {"shard": json.dumps(facts)})
-        with folder.writing(_state(worker)) as path:
-            safetensors.torch.save_file(snapshot.state, path, {"covered": json.dumps(covered)})
+        with folder.writing(f"{name}.safetensors") as path:
+            save_sealed(path, snapshot.sums, facts)
+        if worker is not None:
+            with folder.writing(_state(worker)) as path:
+                save_sealed(path, snapshot.state, {"origin": origin, "covered": covered})
 
 
 @contextmanager
@@ -114,25 +126,72 @@ class Kept:
     """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
     read_again: int
     """Groups of batches and a layer that were read again, for want of room on a GPU."""
+    sentences: str
+    """The hash of the file that holds its sentences."""
+
+
+def mend(folder: RunFolder, origin: str) -> list[str]:
+    """Compare every file that stopped work has left with its hash, and delete what is damaged or another run's.
+
+    What is lost that way is read again: a shard for its own files, the shards that it covers for a state. Returns the names
+    of the files that were damaged.
+    """
+    with ThreadPoolExecutor() as pool:
+        states = _states(folder)
+        found = dict(zip(states, pool.map(lambda name: _problem(folder, name, origin), states), strict=True))
+        numbers = sorted({number for name in states if not found[name] for number in _covered(folder, name)})
+        shards = [f"{_shard(number)}{ending}" for number in numbers for ending in (SENTENCES, ENDING)]
+        there = set(folder.names(WORK))
+        whole = [name for name in shards if name in there]
+        found |= zip(whole, pool.map(lambda name: _problem(folder, name, origin), whole), strict=True)
+    damaged = [name for name, problem in found.items() if problem]
+    for name in damaged:
+        folder.remove(name)
+    return damaged
+
+
+def _problem(folder: RunFolder, name: str, origin: str) -> str:
+    """What is wrong with a file of the work; empty where nothing is."""
+    try:
+        if name.endswith(SENTENCES):
+            with folder.reading(name) as path:
+                expected = _facts(folder, f"{name.removesuffix(SENTENCES)}{ENDING}")["sentences"]
+                return "" if file_hash(path) == expected else "its hash differs"
+        with folder.reading(name) as path:
+            _, facts = load_sealed(path)
+        if facts["origin"] != origin:
+            return "it is another run's"
+        return "" if "number" not in facts or _shard(facts["number"]) + ENDING == name else "it is another shard's"
+    except (RunError, SealError, OSError, KeyError, TypeError, ValueError) as error:
+        return str(error) or type(error).__name__
 
 
 def kept(folder: RunFolder) -> dict[int, Kept]:
-    """The finished shards, by their numbers."""
+    """The finished shards, by their numbers: those that a state covers and whose own files are there."""
     found: dict[int, Kept] = {}
+    there = set(folder.names(WORK))
     for state in _states(folder):
-        for number in _metadata(folder, state, "covered"):
+        for number in _covered(folder, state):
             if number in found:
                 raise _damaged(folder, state, f"shard {number} is in two states")
-            facts = _metadata(folder, f"{_shard(number)}.safetensors", "shard")
-            span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
-            found[number] = Kept(span, facts["padded"], facts["read_again"])
+            if _has_files(there, number):
+                facts = _facts(folder, f"{_shard(number)}{ENDING}")
+                span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
+                found[number] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
     return dict(sorted(found.items()))
 
 
 def covered(folder: RunFolder, worker: str) -> list[int]:
     """The shards that a worker has kept."""
-    name = _state(worker)
-    return list(_metadata(folder, name, "covered")) if folder.exists(name) else []
+    there = set(folder.names(WORK))
+    return [number for number in _covered(folder, _state(worker)) if _has_files(there, number)] if there else []
+
+
+def damaged_shards(folder: RunFolder) -> set[int]:
+    """Those that some state covers, but whose own files are not there any more: only these are to be made again."""
+    there = set(folder.names(WORK))
+    numbers = (number for state in _states(folder) for number in _covered(folder, state))
+    return {number for number in numbers if not _has_files(there, number)}
 
 
 def begun(folder: RunFolder) -> bool:
@@ -151,13 +210,13 @@ def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector
     if not folder.exists(name):
         return []
     try:
-        with folder.reading(name) as path, safetensors.safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        for collector in collectors.values():
-            collector.load(tensors)
-    except (safetensors.SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
+        with folder.reading(name) as path:
+            tensors, facts = load_sealed(path)
+            for collector in collectors.values():
+                collector.load(tensors)
+    except (SealError, OSError, KeyError, ValueError, RuntimeError) as error:
         raise _damaged(folder, name, error) from error
-    return covered(folder, worker)
+    return list(facts["covered"])
 
 
 def merged(folder: RunFolder, make: Any, shards: Iterable[int]) -> dict[int, LayerCollector]:
@@ -175,29 +234,35 @@ def merged(folder: RunFolder, make: Any, shards: Iterable[int]) -> dict[int, Lay
     for collector in whole.values():
         collector.clear_sums()
     for number in sorted(shards):
-        name = f"{_shard(number)}.safetensors"
+        name = f"{_shard(number)}{ENDING}"
         try:
-            with folder.reading(name) as path, safetensors.safe_open(path, "pt") as file:
+            with folder.reading(name) as path:
+                sums, _ = load_sealed(path)
                 for collector in whole.values():
-                    collector.add_sums({key: file.get_tensor(key) for key in collector.sums()})
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
+                    collector.add_sums({key: sums[key] for key in collector.sums()})
+        except (SealError, OSError, KeyError, ValueError) as error:
             raise _damaged(folder, name, error) from error
     return whole
 
 
-def kept_sentences(folder: RunFolder, shards: Iterable[int], numbers: Int[np.ndarray, " n"]) -> Iterator[pa.RecordBatch]:
+def kept_sentences(
+    folder: RunFolder, shards: Mapping[int, Kept], numbers: Int[np.ndarray, " n"]
+) -> Iterator[pa.RecordBatch]:
     """The sentences with these numbers, shard by shard; all of them, or an error."""
     found = 0
-    for shard in sorted(shards):
-        name = f"{_shard(shard)}.arrow"
+    for shard, one in sorted(shards.items()):
+        name = f"{_shard(shard)}{SENTENCES}"
         try:
-            with folder.reading(name) as path, pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
-                here = table.column("sentence").to_numpy()
-                wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
-                found += int(wanted.sum())
-                yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
-        except (OSError, pa.ArrowException) as error:
+            with folder.reading(name) as path:
+                if file_hash(path) != one.sentences:
+                    raise SealError("its hash differs")
+                with pa.memory_map(str(path)) as source:
+                    table = pa.ipc.open_file(source).read_all()
+                    here = table.column("sentence").to_numpy()
+                    wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
+                    found += int(wanted.sum())
+                    yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
+        except (SealError, OSError, pa.ArrowException) as error:
             raise _damaged(folder, name, error) from error
     if found != len(numbers):
         raise _damaged(folder, WORK, f"{len(numbers) - found:,} sentences are missing")
@@ -219,15 +284,25 @@ def _states(folder: RunFolder) -> list[str]:
     return [name for name in folder.names(WORK) if name.startswith(STATE) and name.endswith(ENDING)]
 
 
-def _metadata(folder: RunFolder, name: str, key: str) -> Any:
+def _covered(folder: RunFolder, state: str) -> list[int]:
+    """The shards that a state covers; none where there is no such state."""
+    return [int(number) for number in _facts(folder, state)["covered"]] if folder.exists(state) else []
+
+
+def _has_files(there: set[str], number: int) -> bool:
+    return {f"{_shard(number)}{SENTENCES}", f"{_shard(number)}{ENDING}"} <= there
+
+
+def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
+    """What a sealed file tells of itself, without its tensors, which are compared when they are used."""
     try:
-        with folder.reading(name) as path, safetensors.safe_open(path, "pt") as file:
-            return json.loads(file.metadata()[key])
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        with folder.reading(name) as path:
+            return read_facts(path)
+    except (SealError, OSError) as error:
         raise _damaged(folder, name, error) from error
 
 
 def _damaged(folder: RunFolder, name: str, why: object) -> RunError:
     return RunError(
-        f"{folder.place(name)}: missing or damaged ({why}), the run cannot be continued; start over with --overwrite"
+        f"{folder.place(name)}: missing or damaged ({why}); give the same command again: what it held is read again"
     )

@@ -18,9 +18,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffmem.words import FfmemError, RunError
+
+if TYPE_CHECKING:
+    from ffmem.index.manifest import Manifest
 
 REACH = 10.0
 """Seconds for a cluster's head to take up a connection; Ray itself would try for many minutes."""
@@ -296,12 +299,12 @@ class _Actor:
         self.tokens = tokens
 
 
-def _check_same_place(run: str, manifest: dict[str, Any], *_: Any) -> None:
+def _check_same_place(run: str, manifest: Manifest, *_: Any) -> None:
     """A path may mean another folder on another machine."""
     from ffmem.index.folder import RunFolder
 
     found = RunFolder(run).manifest()
-    if found is None or found.get("settings_hash") != manifest["settings_hash"]:
+    if found is None or found.settings != manifest.settings:
         raise RunError(
             f"{platform.node()} does not see the run at {run}: give a folder that every node reaches under this path, "
             "or a URL such as s3://bucket/run"

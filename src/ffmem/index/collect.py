@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.plan import Batch, Shard
+from ffmem.index.manifest import Distinct
 from ffmem.index.statistics import SUMS, Statistics, extreme
-from ffmem.index.top import Distinct, TopTriggers, best_of_rows, every_prefix
+from ffmem.index.top import TopTriggers, best_of_rows, every_prefix
 from ffmem.model.activation import Activation
 from ffmem.model.memories import MemoryModel
 from ffmem.words import SIGNS, ModelError, Sign

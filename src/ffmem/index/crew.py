@@ -15,6 +15,7 @@ from ffmem.corpus.plan import Shard
 from ffmem.index import checkpoint
 from ffmem.index.folder import RunFolder
 from ffmem.index.lane import Lane, Lost, Nobody
+from ffmem.index.manifest import Manifest
 from ffmem.index.origin import Subject
 from ffmem.words import FfmemError, RunError
 
@@ -82,7 +83,7 @@ class Crew:
                     return subject
             time.sleep(PATIENCE)
 
-    def read(self, shards: Iterator[Shard], folder: RunFolder, manifest: dict[str, Any]) -> Generator[Standing, None, None]:
+    def read(self, shards: Iterator[Shard], folder: RunFolder, manifest: Manifest) -> Generator[Standing, None, None]:
         """Have all shards read; yields how things stand, often. What a standing calls kept needs no second reading."""
         failures: Counter[int] = Counter()
         again: deque[Shard] = deque()
@@ -123,7 +124,7 @@ class Crew:
 
     def _check_all_are_kept(self, given: set[int], folder: RunFolder) -> None:
         """Workers may have written elsewhere, or have been overwritten by one that was thought to be gone."""
-        if missing := sorted(given.difference(*(checkpoint.covered(folder, member.name) for member in self.members))):
+        if missing := sorted(given - checkpoint.kept(folder).keys()):
             raise FfmemError(
                 f"{len(missing)} of {len(given)} shards were read, but are not in {folder.path} (such as {missing[0]}): "
                 "see that it is one place for all workers, then give the same command again"
@@ -138,7 +139,7 @@ class Crew:
                     "look for want of memory, then give the same command again"
                 )
 
-    def _heard(self, member: Member, answer: Any, folder: RunFolder, manifest: dict[str, Any]) -> list[Shard]:
+    def _heard(self, member: Member, answer: Any, folder: RunFolder, manifest: Manifest) -> list[Shard]:
         """Take an answer; the shards that are kept since the last."""
         done, member.doing = member.doing, ""
         if done == "subject":

@@ -44,7 +44,7 @@ TRIGGER_ROWS = pa.schema(
 def trigger_rows(index: Index) -> Iterator[Row]:
     """A row a trigger, by cell, positive before negative, by rank."""
     for layer in index.layers:
-        count = index.manifest["model"]["cells"][layer - 1]
+        count = index.manifest.model.cells[layer - 1]
         for first in range(0, count, CELLS):
             for trigger in index.triggers(index[Cell(layer, first)], min(CELLS, count - first)):
                 yield trigger.as_dict()
@@ -60,7 +60,7 @@ def cell_row(view: CellView) -> Row:
     row: Row = {"cell": view.name, "layer": view.cell.layer, "index": view.cell.index}
     row["triggers"] = view._facts["positive_triggers"]
     row["negative_triggers"] = view._facts["negative_triggers"]
-    if view.index.manifest["settings"]["stats"] != "off":
+    if view.index.manifest.settings.has_stats:
         row |= view.stats.as_dict()
     if view.index.has_values:
         said = view.value.top(1)[0]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.index.lock import WRITER, Claim, folder_lock
+from ffmem.index.manifest import FileFacts, Manifest, ManifestError
 from ffmem.index.store import UNFINISHED, ObjectStore, is_url, store_at
 from ffmem.words import RunError
 
-FORMAT = 1
 MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
 RESULTS = "results"
 """The folder of what experiments found."""
@@ -26,8 +26,6 @@ TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
 )
 TABLES = (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES)
 """Every table that a run may hold."""
-REQUIRED = {"state", "model", "tokenizer", "corpus", "settings", "environment"}
-
 FOLDERS = (WORK, RESULTS, FIGURES)
 PARTS = (*FOLDERS, PAGE, *(f"{name}{ending}" for name in (*TABLES, LOG, MANIFEST) for ending in (UNFINISHED, "")))
 """All that may lie in a run, whole or half written; the manifest goes last when a run is deleted."""
@@ -64,26 +62,20 @@ class RunFolder:
         assert isinstance(self.path, Path), f"{self.path}: not on this machine, use file() or writing()"
         return self.path / name
 
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> Manifest | None:
         """The manifest, None where there is no run; an error where it cannot be understood."""
-        file = self.place(MANIFEST)
         try:
-            manifest = json.loads(self.read_bytes(MANIFEST).decode("utf-8"))
-            version = manifest["format"]
-            seal = manifest.pop("hash", None)
+            return Manifest.parse(self.read_bytes(MANIFEST))
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
             raise RunError(f"expected a run folder, found a file at {self.path}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{file}: damaged, not an ffmem manifest ({error}); start over with --overwrite") from error
-        if version != FORMAT:
-            raise RunError(f"{file}: expected format {FORMAT}, found {version}; read it with the ffmem that wrote it")
-        if seal != _seal(manifest) or not manifest.keys() >= REQUIRED:
-            raise RunError(f"{file}: altered since it was written (its hash differs); start over with --overwrite")
-        return manifest
+        except ManifestError as error:
+            raise RunError(
+                f"{self.place(MANIFEST)}: {error}; put the right one back, or start over with --overwrite"
+            ) from error
 
-    def complete(self) -> dict[str, Any]:
+    def complete(self) -> Manifest:
         """The manifest of a finished run, all of whose files are as they were written.
 
         In an object store only their sizes are looked at here, their hashes when they are fetched (`table`).
@@ -92,33 +84,42 @@ class RunFolder:
         if manifest is None:
             what = "an empty folder or other files" if self.files.entries() is not None else "nothing"
             raise RunError(f"{self.path}: expected a run folder (with {MANIFEST}), found {what}; make one with ffmem index")
-        if manifest["state"] != "complete":
+        if not manifest.is_complete:
             raise RunError(f"{self.path}: this run is not finished; give the same ffmem index command again to continue it")
-        for name, expected in manifest["files"].items():
-            if is_url(self.path):
-                self._sized(name, expected)
-            else:
-                self._verified(name, expected)
+        check = self._sized if is_url(self.path) else self._verified
+        wrong: list[RunError] = []
+        for name, expected in manifest.files.items():
+            try:
+                check(name, expected)
+            except RunError as error:
+                wrong.append(error)
+        if len(wrong) > 1 and len(wrong) >= len(manifest.files) - 1:  # runs of one model have the same table of tokens
+            raise RunError(
+                f"{self.place(MANIFEST)}: not the manifest of this run: {len(wrong)} of its {len(manifest.files)} files are "
+                "not as it says; put the right one back, or build the run again (--overwrite)"
+            )
+        if wrong:
+            raise wrong[0]
         return manifest
 
-    def _sized(self, name: str, expected: dict[str, Any]) -> None:
+    def _sized(self, name: str, expected: FileFacts) -> None:
         try:
             size = self.size(name)
         except FileNotFoundError as error:
             raise RunError(f"{self._shown(name)}: missing from the run; build the run again (--overwrite)") from error
-        if size != expected["bytes"]:
-            raise RunError(f"{self._shown(name)}: truncated or altered: {size:,} bytes, expected {expected['bytes']:,}")
+        if size != expected.bytes:
+            raise RunError(f"{self._shown(name)}: truncated or altered: {size:,} bytes, expected {expected.bytes:,}")
 
-    def table(self, name: str, expected: dict[str, Any]) -> Path:
+    def table(self, name: str, expected: FileFacts) -> Path:
         """A local path with a table of a run that is `complete`, for mapping."""
         return self._verified(name, expected) if is_url(self.path) else self.file(name)
 
-    def _verified(self, name: str, expected: dict[str, Any]) -> Path:
+    def _verified(self, name: str, expected: FileFacts) -> Path:
         self._sized(name, expected)
         file = self.file(name).absolute()
-        mark = _mark(file, expected["sha256"])
+        mark = _mark(file, expected.sha256)
         if _verified.get(file) != mark:
-            if file_hash(file) != expected["sha256"]:
+            if file_hash(file) != expected.sha256:
                 place = self._shown(name)
                 raise RunError(
                     f"{place}: altered since it was written (its hash differs); build the run again (--overwrite)"
@@ -139,21 +140,18 @@ class RunFolder:
             if name in entries:
                 (self.remove_tree if name in FOLDERS else self.remove)(name)
 
-    def write_manifest(self, manifest: dict[str, Any]) -> None:
-        whole = {**manifest, "format": FORMAT}
-        text = json.dumps({**whole, "hash": _seal(whole)}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+    def write_manifest(self, manifest: Manifest) -> None:
         with self.writing(MANIFEST) as temporary:
-            temporary.write_text(text, "utf-8")
+            temporary.write_text(manifest.as_json(), "utf-8")
 
-    def described(self, *names: str) -> dict[str, dict[str, Any]]:
+    def described(self, *names: str) -> dict[str, FileFacts]:
         """Size and hash of files, as the manifest holds them."""
         files = [self.file(name).absolute() for name in names]
         with ThreadPoolExecutor() as pool:
             digests = list(pool.map(file_hash, files))
         _verified.update({file: _mark(file, digest) for file, digest in zip(files, digests, strict=True)})
         return {
-            name: {"bytes": file.stat().st_size, "sha256": digest}
-            for name, file, digest in zip(names, files, digests, strict=True)
+            name: FileFacts(file.stat().st_size, digest) for name, file, digest in zip(names, files, digests, strict=True)
         }
 
     def log(self, event: str, **facts: Any) -> None:
@@ -216,11 +214,6 @@ def folder_of(file: str | Path) -> tuple[RunFolder, str]:
     if not is_url(above):
         raise RunError(f"expected a file in a bucket or folder, found {place}")
     return RunFolder(above), name
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    """The hash of a manifest, which it carries itself."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:

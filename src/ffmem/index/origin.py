@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -15,6 +13,7 @@ import torch
 
 import ffmem
 from ffmem.corpus.plan import Corpus
+from ffmem.index.manifest import CorpusFacts, Manifest, ModelFacts, Settings, TokenizerFacts
 from ffmem.index.statistics import sample_every
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
@@ -34,7 +33,7 @@ FULL_STATISTICS = 1 << 15
 class Subject:
     """All that a run notes of its model and of where it is computed: whoever leads workers needs no weights."""
 
-    facts: dict[str, Any]
+    facts: ModelFacts
     tokenizer: Any
     environment: dict[str, Any]
     layer_bytes: int
@@ -50,13 +49,13 @@ class Subject:
 
     @property
     def name(self) -> str:
-        return str(self.facts["name"])
+        return self.facts.name
 
-    def differs(self, manifest: dict[str, Any]) -> str:
+    def differs(self, manifest: Manifest) -> str:
         """How it is not what a run was begun with, in words; empty where it is. Threads are set to what they were."""
-        before = {"model": manifest["model"]["hash"], "tokenizer": manifest["tokenizer"]["hash"], **manifest["environment"]}
+        before = {"model": manifest.model.hash, "tokenizer": manifest.tokenizer.hash, **manifest.environment}
         before.pop("threads", None)
-        now = {"model": self.facts["hash"], "tokenizer": self.tokenizer_hash, **self.environment}
+        now = {"model": self.facts.hash, "tokenizer": self.tokenizer_hash, **self.environment}
         return ", ".join(
             f"{name} {now.get(name)} in place of {before[name]}" for name in before if before[name] != now.get(name)
         )
@@ -69,19 +68,19 @@ def _layer_bytes(model: MemoryModel) -> int:
     return min(LAYER_BYTES, int(memory * GPU_SHARE))
 
 
-def auto_batch_tokens(subject: Subject) -> int:
-    """As many as keep the device busy and fit well into its memory: a power of two."""
-    width = max(subject.facts["cells"]) * getattr(torch, subject.facts["dtype"]).itemsize
-    most = 1 << (max(1, subject.layer_bytes // width).bit_length() - 1)
-    return min(most, BATCH_TOKENS.get(subject.facts["device"], BATCH_TOKENS["cpu"]))
+def auto_batch_tokens(cells: Sequence[int], dtype: str, device: str, layer_bytes: int) -> int:
+    """As many as keep the device busy and fit well into its memory: a power of two. `cells` are those of each layer."""
+    width = max(cells) * getattr(torch, dtype).itemsize
+    most = 1 << (max(1, layer_bytes // width).bit_length() - 1)
+    return min(most, BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"]))
 
 
-def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Subject) -> dict[str, Any]:
+def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Subject) -> Settings:
     """Settings with every `auto` decided, once, when the run is created; `about` estimates the tokens of the corpus."""
-    kind = subject.facts["device"]
+    facts, kind = subject.facts, subject.facts.device
     settings = dict(wanted)
     if settings["batch_tokens"] == "auto":
-        settings["batch_tokens"] = auto_batch_tokens(subject)
+        settings["batch_tokens"] = auto_batch_tokens(facts.cells, facts.dtype, facts.device, subject.layer_bytes)
     if settings["shard_tokens"] == "auto":
         settings["shard_tokens"] = SHARD_TOKENS.get(kind, SHARD_TOKENS["cpu"])
     if settings["stats"] == "auto":
@@ -89,34 +88,32 @@ def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Su
         settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"
     if settings["stats"] == "sample":
         settings["stats_every"] = sample_every(kind, about())
-        settings["stats_sample"] = f"tokens with (sentence + position) divisible by {settings['stats_every']}"
-    return settings
+    return Settings(**settings)
 
 
-def new_manifest(subject: Subject, plan: Corpus, settings: dict[str, Any]) -> dict[str, Any]:
+def new_manifest(subject: Subject, plan: Corpus, settings: Settings) -> Manifest:
     """The manifest of a run that begins."""
-    return {
-        "state": "building",
-        "ffmem": ffmem.__version__,
-        "model": subject.facts,
-        "tokenizer": {"hash": subject.tokenizer_hash},
-        "corpus": {"sources": [source.name for source in plan.sources]},
-        "settings": settings,
-        "settings_hash": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
-        "environment": subject.environment,
-    }
+    return Manifest(
+        state="building",
+        ffmem=ffmem.__version__,
+        model=subject.facts,
+        tokenizer=TokenizerFacts(subject.tokenizer_hash),
+        corpus=CorpusFacts([source.name for source in plan.sources]),
+        settings=settings,
+        environment=subject.environment,
+    )
 
 
-def agree(run: Any, manifest: dict[str, Any], wanted: dict[str, Any], subject: Subject, plan: Corpus) -> dict[str, Any]:
+def agree(run: Any, manifest: Manifest, wanted: dict[str, Any], subject: Subject, plan: Corpus) -> Settings:
     """The settings of a run that exists, if it was made from the same model, corpus and settings."""
-    settings = manifest["settings"]
-    _check_same(run, manifest, subject.name, subject.facts["hash"], subject.tokenizer_hash)
-    pairs = {name: (settings.get(name), value) for name, value in wanted.items() if value != "auto"}
-    pairs["corpus"] = (manifest["corpus"]["sources"], [source.name for source in plan.sources])
-    if manifest["state"] != "complete":
+    settings = manifest.settings
+    _check_same(run, manifest, subject.name, subject.facts.hash, subject.tokenizer_hash)
+    pairs = {name: (getattr(settings, name), value) for name, value in wanted.items() if value != "auto"}
+    pairs["corpus"] = (manifest.corpus.sources, [source.name for source in plan.sources])
+    if not manifest.is_complete:
         # The rest of the run must be computed as its beginning was; threads are set to what they were.
         now = subject.environment
-        pairs |= {name: (before, now.get(name)) for name, before in manifest["environment"].items() if name != "threads"}
+        pairs |= {name: (before, now.get(name)) for name, before in manifest.environment.items() if name != "threads"}
     for name, (before, now) in pairs.items():
         if before != now:
             raise RunError(
@@ -126,49 +123,49 @@ def agree(run: Any, manifest: dict[str, Any], wanted: dict[str, Any], subject: S
     return settings
 
 
-def check_same_model(run: Any, manifest: dict[str, Any], model: MemoryModel) -> None:
+def check_same_model(run: Any, manifest: Manifest, model: MemoryModel) -> None:
     """An error that names both where a model is not the one a run was made with."""
     _check_same(run, manifest, model.name, model.fingerprint(), tokenizer_hash(model.tokenizer))
 
 
-def _check_same(run: Any, manifest: dict[str, Any], name: str, model: str, tokenizer: str) -> None:
+def _check_same(run: Any, manifest: Manifest, name: str, model: str, tokenizer: str) -> None:
     for what, before, now in (
-        ("model", manifest["model"]["hash"], model),
-        ("tokenizer", manifest["tokenizer"]["hash"], tokenizer),
+        ("model", manifest.model.hash, model),
+        ("tokenizer", manifest.tokenizer.hash, tokenizer),
     ):
         if before != now:
             raise RunError(
-                f"{run} was made with {what} {manifest['model']['name']} ({before[:12]}), but {name} has "
+                f"{run} was made with {what} {manifest.model.name} ({before[:12]}), but {name} has "
                 f"{now[:12]}: give the {what} it was made with, or build another run"
             )
 
 
-def check_same_corpus(run: Any, manifest: dict[str, Any], plan: Corpus) -> None:
+def check_same_corpus(run: Any, manifest: Manifest, plan: Corpus) -> None:
     """A complete run asked for again must be of the same text: all of it, or as much as was read under a limit."""
-    limited = manifest["settings"]["limit_tokens"] is not None
-    if plan.digest(manifest["counts"]["records"] if limited else None) != manifest["corpus"]["hash"]:
+    limited = manifest.settings.limit_tokens is not None
+    if plan.digest(manifest.counts.records if limited else None) != manifest.corpus.hash:
         raise RunError(f"{run} is complete, but the corpus has changed since: use --overwrite or another folder")
 
 
-def _model_facts(model: MemoryModel) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "in_memory": model.in_memory,
-        "revision": model.revision,
-        "hash": model.fingerprint(),
-        "architecture": type(model.model).__name__,
-        "family": model.family.name,
-        "found_by_shape": model.found_by_shape,
-        "layers": model.layers,
-        "cells": model.cells,
-        "d": model.d,
-        "gated": model.family.gated,
-        "vocabulary": model.vocabulary.size,
-        "context": model.context,
-        "bos": model.bos,
-        "device": model.device.type,
-        "dtype": model.dtype_name,
-    }
+def _model_facts(model: MemoryModel) -> ModelFacts:
+    return ModelFacts(
+        name=model.name,
+        in_memory=model.in_memory,
+        revision=model.revision,
+        hash=model.fingerprint(),
+        architecture=type(model.model).__name__,
+        family=model.family.name,
+        found_by_shape=model.found_by_shape,
+        layers=model.layers,
+        cells=model.cells,
+        d=model.d,
+        gated=model.family.gated,
+        vocabulary=model.vocabulary.size,
+        context=model.context,
+        bos=model.bos,
+        device=model.device.type,
+        dtype=model.dtype_name,
+    )
 
 
 def _environment(model: MemoryModel) -> dict[str, Any]:

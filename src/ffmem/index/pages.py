@@ -63,17 +63,17 @@ def cell_page(view: CellView) -> str:
     parts.append(triggers_page(view.triggers))
     if view.negative_triggers:
         parts += ["<b>negative</b>", triggers_page(view.negative_triggers)]
-    if view.index.manifest["settings"]["stats"] != "off":
+    if view.index.manifest.settings.has_stats:
         parts.append(f"<details><summary>statistics</summary>{statistics_page(view.stats)}</details>")
     return "".join(parts)
 
 
 def index_page(index: Index) -> str:
-    counts, model = index.counts, index.manifest["model"]
+    counts, model = index.counts, index.manifest.model
     return _facts(
         {
             "run": index.path,
-            "model": model["name"],
+            "model": model.name,
             "layers": ", ".join(map(str, index.layers)),
             "cells": f"{len(index):,}",
             "tokens": f"{counts['tokens']:,}",
@@ -85,12 +85,12 @@ def index_page(index: Index) -> str:
 
 def cell_text(view: CellView) -> str:
     """A cell for a terminal: value, statistics in a line, triggers."""
-    lines = [f"{view.name} of {view.index.manifest['model']['name']}"]
+    lines = [f"{view.name} of {view.index.manifest.model.name}"]
     if view.index.has_values or view.index.model is not None:
         shown = min(SHOWN, view.value.kept)
         for name, said in (("promotes", view.value.top(shown)), ("suppresses", view.value.bottom(shown))):
             lines.append(f"  {name:<11}" + "  ".join(f"{shown_token(s.token)} {s.probability:.2g}" for s in said))
-    if view.index.manifest["settings"]["stats"] != "off":
+    if view.index.manifest.settings.has_stats:
         stats = view.stats
         lines.append(
             f"  active {stats.active:.2%} of tokens   max {stats.maximum:.3g}   min {stats.minimum:.3g}   "

@@ -11,7 +11,7 @@ import torch
 
 from ffmem.index.estimate import Estimate, estimate, state_bytes
 from ffmem.index.histogram import BINS
-from ffmem.index.origin import GPU_SHARE, LAYER_BYTES, SHARD_TOKENS, Subject, auto_batch_tokens
+from ffmem.index.origin import GPU_SHARE, LAYER_BYTES, SHARD_TOKENS, auto_batch_tokens
 from ffmem.index.rates import HostRate, Rate, measured_rates, nearest
 from ffmem.model.shape import Shape, shape_of
 from ffmem.words import FfmemError
@@ -246,7 +246,7 @@ def _memory(shape: Shape, t: int, signs: int, stats: bool, gpu_memory: int | flo
     number, gpu = getattr(torch, dtype).itemsize, device == "cuda"
     fused = gpu and t <= FUSED
     layer = min(LAYER_BYTES, int(gpu_memory * 1e9 * GPU_SHARE)) if gpu else LAYER_BYTES
-    batch = auto_batch_tokens(Subject({"device": device, "cells": shape.cells, "dtype": dtype}, None, {}, layer))
+    batch = auto_batch_tokens(shape.cells, dtype, device, layer)
     weights = number * shape.parameters
     state = sum(shape.cells) * held_bytes(t, signs, stats, fused=fused) + fused * shape.layers * signs * SPILLED
     activations = number * batch * (WIDE[shape.gated] * max(shape.cells) + NARROW * shape.d)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from ffmem.index import pages
 from ffmem.index.folder import VALUES, RunFolder
 from ffmem.index.histogram import middle, quantile
+from ffmem.index.manifest import Manifest
 from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def _mapped(path: Path, inode: int, changed: int) -> pa.Table:
 class Index:
     """Every memory cell of a run: `index["L3D17"]`, or iterate over all of them."""
 
-    def __init__(self, folder: RunFolder, manifest: dict[str, Any], model: MemoryModel | None = None) -> None:
+    def __init__(self, folder: RunFolder, manifest: Manifest, model: MemoryModel | None = None) -> None:
         self.folder, self.manifest, self.model = folder, manifest, model
         self.path = folder.path
         self._tables: dict[str, pa.Table] = {}
-        self.layers: list[int] = manifest["settings"]["layers"]
-        counts = manifest["model"]["cells"]
+        self.layers: list[int] = manifest.settings.layers
+        counts = manifest.model.cells
         self._begin: dict[int, tuple[int, int]] = {}
         begin = 0
         for layer in self.layers:
@@ -72,19 +73,19 @@ class Index:
 
     @property
     def counts(self) -> dict[str, Any]:
-        return self.manifest["counts"]
+        return vars(self.manifest.counts)
 
     @cached_property
     def has_values(self) -> bool:
-        return VALUES in self.manifest["files"]
+        return VALUES in self.manifest.files
 
     def table(self, name: str) -> pa.Table:
         """One of the run's tables, mapped from its file: triggers, cells, sentences, tokens or values."""
         if name not in self._tables:
             file = f"{name}.arrow"
-            if file not in self.manifest["files"]:
+            if file not in self.manifest.files:
                 raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
-            path = self.folder.table(file, self.manifest["files"][file])
+            path = self.folder.table(file, self.manifest.files[file])
             stat = path.stat()
             self._tables[name] = _mapped(path, stat.st_ino, stat.st_mtime_ns)
         return self._tables[name]
@@ -132,7 +133,7 @@ class Index:
         return prefix, text[ends[position - 1] : ends[position]] or self.token(tokens[position])
 
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}: {len(self):,} cells of {self.manifest['model']['name']})"
+        return f"Index({str(self.path)!r}: {len(self):,} cells of {self.manifest.model.name})"
 
     def _repr_html_(self) -> str:
         return pages.index_page(self)

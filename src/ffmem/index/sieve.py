@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.index import kernels
+from ffmem.index.manifest import Distinct
 from ffmem.index.statistics import Statistics
-from ffmem.index.top import EMPTY, POSITION_BITS, Distinct, TopTriggers
+from ffmem.index.top import EMPTY, POSITION_BITS, TopTriggers
 from ffmem.model.activation import Activation
 
 ROWS, BLOCK, COLUMNS = 8, 256, 16

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Distinct = Literal["text", "sentence", "none"]
-DISTINCT: tuple[Distinct, ...] = ("text", "sentence", "none")
+from ffmem.index.manifest import Distinct
+
+DISTINCT: tuple[Distinct, ...] = get_args(Distinct)
 POSITION_BITS = 20
 EMPTY = torch.iinfo(torch.int64).max
 GATHER = 1 << 22

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ffmem.corpus.ahead import ahead
 from ffmem.index.folder import VALUES
+from ffmem.index.manifest import ValueFacts
 from ffmem.index.origin import check_same_model
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import write_table
@@ -55,27 +57,27 @@ def values(
     loaded = model_of(index, model, **load)
     with index.folder.locked(quiet=quiet), reporting("projecting values", quiet=quiet) as reporter:
         manifest = index.folder.complete()
-        if manifest["files"].pop(VALUES, None):
+        if VALUES in manifest.files:
             # Stopped between file and manifest, the run must not point to values that are not there.
-            index.folder.write_manifest(manifest)
+            files = {name: facts for name, facts in manifest.files.items() if name != VALUES}
+            index.folder.write_manifest(replace(manifest, files=files, values=None))
         with index.folder.writing(VALUES) as path:
             write_table(path, VALUE_SCHEMA, _batches(index, loaded, top, norm, reporter))
-        manifest["values"] = {"top": top, "norm": norm, "dtype": loaded.dtype_name}
-        manifest["files"] |= index.folder.described(VALUES)
-        index.folder.write_manifest(manifest)
+        facts = ValueFacts(top, norm, loaded.dtype_name)
+        index.folder.write_manifest(replace(manifest, values=facts, files=manifest.files | index.folder.described(VALUES)))
     return open_index(index.path, model=loaded)
 
 
 def model_of(index: Index, model: MemoryModel | Any = None, **load: Any) -> MemoryModel:
     """The model of a run: the one given or the manifest's, its hash checked."""
-    facts = index.manifest["model"]
+    facts = index.manifest.model
     if model is None and index.model is not None:
         return index.model
-    if model is None and facts["in_memory"]:
-        raise RunError(f"{index.path} was made with a {facts['architecture']} in memory: give that model (--model)")
+    if model is None and facts.in_memory:
+        raise RunError(f"{index.path} was made with a {facts.architecture} in memory: give that model (--model)")
     if model is None:
-        load = {"revision": facts["revision"]} | load
-    loaded = load_model(facts["name"] if model is None else model, **load)
+        load = {"revision": facts.revision} | load
+    loaded = load_model(facts.name if model is None else model, **load)
     check_same_model(index.path, index.manifest, loaded)
     return loaded
 

@@ -15,6 +15,7 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.index import checkpoint
 from ffmem.index.collect import LayerCollector, read_shard
 from ffmem.index.folder import RunFolder
+from ffmem.index.manifest import Manifest
 from ffmem.index.origin import Subject
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
@@ -27,28 +28,46 @@ SWITCH = 1e-4
 class Worker:
     """Reads shards and leaves its findings in the run folder, written while the next shard is read."""
 
-    def __init__(self, model: MemoryModel, folder: RunFolder, manifest: dict[str, Any], name: str) -> None:
+    def __init__(self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str) -> None:
         self.model, self.folder, self.name = model, folder, name
-        self.settings = manifest["settings"]
-        devices = {layer: model.value_modules[layer - 1].weight.device for layer in self.settings["layers"]}
-        self.threads = manifest["environment"]["threads"]
+        self.manifest, self.settings = manifest, manifest.settings
+        self.devices = {layer: model.values(layer).device for layer in self.settings.layers}
+        self.threads = int(manifest.environment["threads"])
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()
         with turns(model.device.type):
-            self.collectors = make_collectors(manifest, devices)
-            take_over_activations(model, self.collectors)
+            self.collectors = self._collectors()
             self.covered = checkpoint.load(folder, name, self.collectors)
+            self.damaged = checkpoint.damaged_shards(folder)
+            """Shards that some worker's state covers, but whose own files are to be made again."""
             self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
+        self.mended: list[int] = []
+        """Damaged shards that this worker has read again."""
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
 
+    def _collectors(self) -> dict[int, LayerCollector]:
+        found = make_collectors(self.manifest, self.devices)
+        take_over_activations(self.model, found)
+        return found
+
+    @property
+    def kept(self) -> list[int]:
+        """The shards that this worker has read and that need no reading any more, once all is written."""
+        return [number for number in [*self.covered, *self.mended] if number not in self.damaged]
+
     def read(self, shard: Shard) -> Iterator[int]:
-        """Read a shard; yields the tokens of each batch. It is kept for certain once the next one, or `wait`, returns."""
-        padded, size, before = 0, self.settings["batch_tokens"], self.overflows
-        bos = self.model.bos if self.settings["bos"] else None
+        """Read a shard; yields the tokens of each batch. It is kept for certain once the next one, or `wait`, returns.
+
+        A damaged one is read into collectors of its own: what it gives to all others is in a state already.
+        """
+        damaged = shard.number in self.damaged
+        collectors, snapshot = (self._collectors(), checkpoint.Snapshot()) if damaged else (self.collectors, self.snapshot)
+        padded, size, before = 0, self.settings.batch_tokens, _overflows(collectors)
+        bos = self.model.bos if self.settings.bos else None
         try:
             with threads(self.threads), turns(self.model.device.type):
-                for batch in read_shard(self.model, shard, self.collectors, batch_tokens=size, bos=bos):
+                for batch in read_shard(self.model, shard, collectors, batch_tokens=size, bos=bos):
                     padded += batch.ids.size
                     yield batch.tokens
         except torch.OutOfMemoryError as error:
@@ -57,27 +76,32 @@ class Worker:
                 "--batch-tokens (and --overwrite)"
             ) from error
         self.wait()
-        self.snapshot.take(self.collectors.values())
-        self.covered = [*self.covered, shard.number]
-        counted = {"padded": padded, "read_again": self.overflows - before}
+        snapshot.take(collectors.values())
+        if damaged:
+            self.damaged.discard(shard.number)
+            self.mended.append(shard.number)
+        else:
+            self.covered = [*self.covered, shard.number]
+        counted = {"padded": padded, "read_again": _overflows(collectors) - before}
+        name, origin = None if damaged else self.name, self.manifest.origin
         self._written = self._writer.submit(
-            checkpoint.save, self.folder, self.name, self.covered, shard, self.snapshot, self.encoder, counted
+            checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, origin
         )
-
-    @property
-    def overflows(self) -> int:
-        return sum(collector.overflows for collector in self.collectors.values())
 
     def wait(self) -> list[int]:
         """Until all that was read is kept; the shards that are."""
         if self._written is not None:
             self._written.result()
             self._written = None
-        return self.covered
+        return self.kept
 
     def close(self) -> None:
         """Wait for what is being written; an error in it has been told, or is told by `wait`."""
         self._writer.shutdown()
+
+
+def _overflows(collectors: dict[int, LayerCollector]) -> int:
+    return sum(collector.overflows for collector in collectors.values())
 
 
 class Service:
@@ -93,7 +117,7 @@ class Service:
     def subject(self) -> Subject:
         return Subject.of(self.model)
 
-    def begin(self, run: str, manifest: dict[str, Any], name: str, writer: str | None) -> list[int]:
+    def begin(self, run: str, manifest: Manifest, name: str, writer: str | None) -> list[int]:
         """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers.
 
         `writer` is who leads, as the run's folder knows it.
@@ -101,15 +125,15 @@ class Service:
         folder = RunFolder(run)
         folder.write_as(writer)
         self.worker = Worker(self.model, folder, manifest, name)
-        return self.worker.covered
+        return self.worker.kept
 
     def read(self, shard: Shard) -> list[int]:
         """Read a shard; the shards that are kept so far."""
         assert self.worker is not None
-        covered, read = self.worker.covered, 0
+        kept, read = self.worker.kept, 0
         for tokens in self.worker.read(shard):
             self.told(read := read + tokens)
-        return covered
+        return kept
 
     def keep(self) -> list[int]:
         """The shards that are kept, all that were read."""
@@ -117,17 +141,17 @@ class Service:
         return self.worker.wait()
 
 
-def make_collectors(manifest: dict[str, Any], devices: dict[int, torch.device]) -> dict[int, LayerCollector]:
+def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dict[int, LayerCollector]:
     """A collector a layer of a run, on these devices."""
-    settings, cells = manifest["settings"], manifest["model"]["cells"]
+    settings, cells = manifest.settings, manifest.model.cells
     return {
         layer: LayerCollector(
             layer,
             cells[layer - 1],
-            t=settings["top"],
-            distinct=settings["distinct"],
-            negative=settings["negative"],
-            every=settings.get("stats_every", int(settings["stats"] == "full")),
+            t=settings.top,
+            distinct=settings.distinct,
+            negative=settings.negative,
+            every=settings.every,
             device=device,
         )
         for layer, device in devices.items()

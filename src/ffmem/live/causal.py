@@ -68,7 +68,7 @@ def causal(
     loaded = model_of(index, model, **load)
     index = Index(index.folder, index.manifest, loaded)
     corpus = _corpus(index, loaded, eval)
-    bos = loaded.bos if index.manifest["settings"]["bos"] else None
+    bos = loaded.bos if index.manifest.settings.bos else None
     found = gather(loaded, corpus, thresholds, bos=bos, limit=prefixes, seed=seed, quiet=quiet)
     origin = ", ".join(source.name for source in corpus.sources)
     if not any(one.above for one in found):
@@ -185,10 +185,10 @@ def _threshold(index: Index, cell: Cell, quantile: float) -> float:
 
 def _corpus(index: Index, model: MemoryModel, eval: Any) -> Corpus:
     """The held-out text, cut as the run's was."""
-    settings = index.manifest["settings"]
-    encoder = Encoder(model.tokenizer, model.context - int(settings["bos"]))
-    sources = open_sources(eval, column=settings["column"])
-    return Corpus(sources, encoder, Unit.parse(settings["unit"]), settings["language"], SHARD_TOKENS)
+    settings = index.manifest.settings
+    encoder = Encoder(model.tokenizer, model.context - int(settings.bos))
+    sources = open_sources(eval, column=settings.column)
+    return Corpus(sources, encoder, Unit.parse(settings.unit), settings.language, SHARD_TOKENS)
 
 
 def _facts(found: Gathered) -> dict[str, Any]:

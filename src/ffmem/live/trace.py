@@ -56,7 +56,7 @@ def trace(
         raise FfmemError(f"expected cells of at least 0, found {cells}")
     index = None if run is None else run if isinstance(run, Index) else open_index(run)
     loaded = load_model(model) if index is None else model_of(index, model)
-    with_bos = index.manifest["settings"]["bos"] if index is not None and bos == "auto" else loaded.check_bos(bos)
+    with_bos = index.manifest.settings.bos if index is not None and bos == "auto" else loaded.check_bos(bos)
     ids = prompt_ids(loaded, prompt, bos=with_bos)
     aim = None if target is None else token_id(loaded, target)
     asked = _positions(-1 if at is None else at, len(ids))

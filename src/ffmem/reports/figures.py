@@ -53,7 +53,7 @@ def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
     made: list[Path | str] = []
     for name, (experiment, _) in FIGURES.items():
         if experiment in results:
-            chart = figure(name, results, layers=index.manifest["model"]["layers"])
+            chart = figure(name, results, layers=index.manifest.model.layers)
             for ending, data in (("svg", svg(chart).encode()), ("png", png(chart))):
                 with target.writing(f"{name}.{ending}") as path:
                     path.write_bytes(data)

@@ -39,8 +39,8 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
 
 def render(index: Index) -> str:
     """The page of a run."""
-    results, layers = all_results(index), index.manifest["model"]["layers"]
-    name = index.manifest["model"]["name"]
+    results, layers = all_results(index), index.manifest.model.layers
+    name = index.manifest.model.name
     body = [
         what_was_run(index, results),
         claims_section(judge_claims(results)),
@@ -63,10 +63,10 @@ def render(index: Index) -> str:
 
 def _footer(index: Index) -> Raw:
     manifest = index.manifest
-    hashes = {name: manifest[name]["hash"] for name in ("model", "tokenizer", "corpus")}
+    hashes = {name: manifest.identity[name] for name in ("model", "tokenizer", "corpus")}
     made = {f"{name} hash": element("code", value) for name, value in hashes.items()}
-    files_of = {name: element("code", file["sha256"]) for name, file in manifest["files"].items()}
-    with_ = ", ".join(f"{name} {version}" for name, version in manifest["environment"].items())
+    files_of = {name: element("code", file.sha256) for name, file in manifest.files.items()}
+    with_ = ", ".join(f"{name} {version}" for name, version in manifest.environment.items())
     return facts({"page made by": f"ffmem {ffmem.__version__}", "run made with": with_} | made | files_of)
 
 

@@ -36,20 +36,20 @@ def glossary() -> Raw:
 
 def what_was_run(index: Index, results: Results) -> Raw:
     manifest, counts = index.manifest, index.counts
-    model, settings = manifest["model"], manifest["settings"]
-    cells = sorted(set(model["cells"]))
+    model, settings = manifest.model, manifest.settings
+    cells = sorted(set(model.cells))
     a_layer = f"{cells[0]:,}" if len(cells) == 1 else f"{cells[0]:,} to {cells[-1]:,}"
-    layers = "all layers" if len(index.layers) == model["layers"] else f"layers {', '.join(map(str, index.layers))}"
-    negative = "with" if settings["negative"] else "without"
+    layers = "all layers" if len(index.layers) == model.layers else f"layers {', '.join(map(str, index.layers))}"
+    negative = "with" if settings.negative else "without"
     pairs = {
-        "model": f"{model['name']} ({model['architecture']}, {'gated' if model['gated'] else 'not gated'})",
-        "shape": f"{model['layers']} layers, d {model['d']:,}, {a_layer} cells a layer, {model['vocabulary']:,} tokens",
-        "precision": f"{model['dtype']} on {model['device']}",
-        "indexed text": ", ".join(manifest["corpus"]["sources"]),
+        "model": f"{model.name} ({model.architecture}, {'gated' if model.gated else 'not gated'})",
+        "shape": f"{model.layers} layers, d {model.d:,}, {a_layer} cells a layer, {model.vocabulary:,} tokens",
+        "precision": f"{model.dtype} on {model.device}",
+        "indexed text": ", ".join(manifest.corpus.sources),
         "read": f"{counts['records']:,} records, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens",
         "indexed": f"{counts['cells']:,} cells in {layers}; {counts['triggers']:,} triggers, at most "
-        f"{settings['top']} a cell, distinct by {settings['distinct']}, {negative} negative ones",
-        "sentences": f"unit {settings['unit']}, beginning-of-sentence token {'first' if settings['bos'] else 'not fed'}",
+        f"{settings.top} a cell, distinct by {settings.distinct}, {negative} negative ones",
+        "sentences": f"unit {settings.unit}, beginning-of-sentence token {'first' if settings.bos else 'not fed'}",
     }
     rows: list[list[Any]] = []
     for name in dict.fromkeys(experiment for experiment, _ in FIGURES.values()):

@@ -1,0 +1,269 @@
+"""The manifest: what a run was made from and what it holds, as one typed object, checked as a whole when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+FORMAT = 2
+"""Of the manifest and of the files that it names."""
+State = Literal["building", "complete"]
+Distinct = Literal["text", "sentence", "none"]
+"""What makes two triggers of a cell different."""
+
+
+class ManifestError(ValueError):
+    """What is wrong with a manifest, in words that stand behind the name of its file."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a run notes of its model."""
+
+    name: str
+    in_memory: bool
+    revision: str | None
+    hash: str
+    architecture: str
+    family: str
+    found_by_shape: bool
+    layers: int
+    cells: list[int]
+    """The number of cells of each layer."""
+    d: int
+    gated: bool
+    vocabulary: int
+    context: int
+    bos: int | None
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """What a run notes of its tokenizer."""
+
+    hash: str
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What a run notes of its text: the names of its sources, and once it has been read, the hash of all records."""
+
+    sources: list[str]
+    hash: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run, every `auto` decided."""
+
+    top: int
+    unit: str
+    distinct: Distinct
+    layers: list[int]
+    limit_tokens: int | None
+    batch_tokens: int
+    shard_tokens: int
+    bos: bool
+    negative: bool
+    stats: str
+    language: str
+    column: str
+    stats_every: int | None = None
+    """With sampled statistics: tokens with (sentence + position) divisible by this are measured."""
+
+    @property
+    def has_stats(self) -> bool:
+        return self.stats != "off"
+
+    @property
+    def every(self) -> int:
+        """Which tokens are measured: one in so many, 0 for none."""
+        return self.stats_every if self.stats_every is not None else int(self.stats == "full")
+
+    @property
+    def measured(self) -> str:
+        """Which tokens the statistics are of, in words."""
+        return f"tokens with (sentence + position) divisible by {self.stats_every}" if self.stats_every else self.stats
+
+    @property
+    def hash(self) -> str:
+        return _hash(asdict(self))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a finished run has read and found."""
+
+    records: int = 0
+    sentences: int = 0
+    tokens: int = 0
+    shards: int = 0
+    cells: int = 0
+    triggers: int = 0
+    sentences_kept: int = 0
+    cut_to_context: int = 0
+    padding_share: float = 0.0
+    measured_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ValueFacts:
+    """How the values of a run were sent to the vocabulary."""
+
+    top: int
+    norm: bool
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A run. While it is `building`, what will be known at its end is empty."""
+
+    state: State
+    ffmem: str
+    model: ModelFacts
+    tokenizer: TokenizerFacts
+    corpus: CorpusFacts
+    settings: Settings
+    environment: dict[str, str | int]
+    counts: Counts = field(default_factory=Counts)
+    skipped: dict[str, int] = field(default_factory=dict)
+    files: dict[str, FileFacts] = field(default_factory=dict)
+    values: ValueFacts | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state == "complete"
+
+    @property
+    def origin(self) -> str:
+        """A hash of all that is known of a run when it begins."""
+        begun = replace(self, state="building", corpus=replace(self.corpus, hash=""), counts=Counts(), skipped={}, files={})
+        return _hash(replace(begun, values=None).as_dict())
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The hashes that tell this run from any other: of all that it was made from, and of the tables it holds."""
+        tables = {name: facts.sha256 for name, facts in self.files.items() if not name.startswith("values")}
+        return {
+            "model": self.model.hash,
+            "tokenizer": self.tokenizer.hash,
+            "corpus": self.corpus.hash,
+            "settings": self.settings.hash,
+            "tables": _hash(tables),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def as_json(self) -> str:
+        """The text of the manifest's file: all of it, the format, and a hash of both."""
+        whole = {**self.as_dict(), "format": FORMAT}
+        return json.dumps({**whole, "hash": _hash(whole)}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read what `as_json` wrote; a `ManifestError` says what is wrong with anything else."""
+        try:
+            found = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"damaged, not an ffmem manifest ({error})") from error
+        if not isinstance(found, dict) or "format" not in found:
+            raise ManifestError("damaged, not an ffmem manifest (it names no format)")
+        if found["format"] != FORMAT:
+            version = str(found["format"])[:20]
+            raise ManifestError(f"expected format {FORMAT}, found {version}, which another ffmem has written")
+        if found.pop("hash", None) != _hash(found):
+            raise ManifestError("altered since it was written (its hash differs)")
+        del found["format"]
+        manifest: Manifest = _typed(cls, found, "it")
+        if problem := manifest._problem():
+            raise ManifestError(f"altered since it was written ({problem})")
+        return manifest
+
+    def _problem(self) -> str:
+        """Why its parts cannot belong together; empty where they do."""
+        layers, cells = self.settings.layers, self.model.cells
+        if len(cells) != self.model.layers or min(cells, default=0) < 1:
+            return f"{self.model.layers} layers with cells {str(cells)[:40]}"
+        if not layers or layers != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= self.model.layers:
+            return f"layers {str(layers)[:40]} of a model that has {self.model.layers}"
+        if self.is_complete and self.counts.cells != sum(cells[layer - 1] for layer in layers):
+            return f"{self.counts.cells} cells in layers that have {sum(cells[layer - 1] for layer in layers)}"
+        if outside := [name for name in self.files if "/" in name or "\\" in name or name.startswith(".")]:
+            return f"a file {outside[0]!r} outside the run"
+        return ""
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    """A value of JSON as this type: a dataclass, a list, a dict by names, an option, a number, a text or a truth."""
+    if is_dataclass(kind):
+        return _object(kind, value, where)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal and value in parts:
+        return value
+    if origin is UnionType:
+        options = [one for one in parts if _fits(one, value)]
+        if options:
+            return _typed(options[0], value, where)
+    elif origin is list and isinstance(value, list):
+        return [_typed(parts[0], one, f"{where}[{at}]") for at, one in enumerate(value)]
+    elif origin is dict and isinstance(value, dict):
+        return {name: _typed(parts[1], one, f"{where}.{name}") for name, one in value.items()}
+    elif origin is None and _fits(kind, value):
+        return value
+    raise ManifestError(f"altered since it was written ({where}: expected {_named(kind)}, found {repr(value)[:40]})")
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a plain type; true and false are no numbers, and a whole number is a float too."""
+    if is_dataclass(kind):
+        return isinstance(value, dict)
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, kind)
+
+
+def _object(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"altered since it was written ({where}: expected an object, found {repr(value)[:40]})")
+    hints = _hints(kind)
+    if unknown := value.keys() - hints.keys():
+        raise ManifestError(f"altered since it was written ({where} has an unknown {min(unknown)[:40]!r})")
+    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+    if missing := needed - value.keys():
+        raise ManifestError(f"altered since it was written ({where} lacks {min(missing)!r})")
+    return kind(**{name: _typed(hints[name], one, f"{where}.{name}".removeprefix("it.")) for name, one in value.items()})
+
+
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _named(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    if get_origin(kind) is UnionType:
+        return " or ".join(_named(one) for one in get_args(kind))
+    plain = {int: "a number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+    return plain.get(get_origin(kind) or kind, {list: "a list", dict: "an object"}.get(get_origin(kind), "an object"))

@@ -1,0 +1,64 @@
+"""Sealed tensors: safetensors files that carry the hash of all that is in them, compared before any of it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+
+class SealError(ValueError):
+    """A file that is not as it was written, in words."""
+
+
+def save_sealed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Write tensors (on a CPU, contiguous) and facts, which are JSON; the hash of both is in the file and is returned."""
+    text = json.dumps(facts, sort_keys=True)
+    digest = _digest(tensors, text)
+    safetensors.torch.save_file(dict(tensors), path, {"facts": text, "sha256": digest})
+    return digest
+
+
+def load_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a file; a `SealError` where they are not those that were written."""
+    with _damage_told():
+        with safetensors.safe_open(path, "pt") as file:
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        digest = _digest(tensors, told["facts"])
+        if digest != told["sha256"]:
+            raise SealError("its hash differs")
+        return tensors, json.loads(told["facts"])
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts of a file alone, not compared with anything: for what is looked at often, and used with the tensors."""
+    with _damage_told(), safetensors.safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["facts"])
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    try:
+        yield
+    except SealError:
+        raise
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise SealError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    total = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        if tensor.numel():
+            total.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
