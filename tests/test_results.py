@@ -2,12 +2,16 @@
 
 import json
 import math
+import shutil
+import threading
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from ffmem import build_index, open_index
+from ffmem.index.folder import RunFolder
 from ffmem.results import Result, load_result, saved_results
 from ffmem.words import RunError
 
@@ -32,6 +36,8 @@ def test_a_result_comes_back_from_its_file_with_plain_numbers(index):
         "facts",
         "resamples",
         "control",
+        "run",
+        "hash",
     }
     assert pq.read_table(index.path / "results" / "activity.parquet").column("share").to_pylist() == [0.5]
 
@@ -51,6 +57,52 @@ def test_a_controls_result_lies_beside_the_models_own(index):
     assert saved_results(index) == saved_results(index, "random") == ["activity"]
     assert load_result(index, "activity").resamples == [{"rows": [{"layer": 1}], "facts": {}}]
     assert load_result(index, "activity", "random").rows == [{"layer": 2}]
+
+
+def test_a_result_of_another_run_and_changed_digits_are_refused(index, gpt2, tmp_path):
+    other = build_index(gpt2, ["the queen left ."], out=tmp_path / "other", quiet=True)
+    Result("activity", 0, {}, [{"layer": 1, "share": 0.25}]).saved(other)
+    (index.path / "results").mkdir()
+    theirs, ours = (run.path / "results" / "activity.json" for run in (other, index))
+    shutil.copy(theirs, ours)
+    with pytest.raises(RunError, match=r"activity\.json: the result of another run; make it again with ffmem experiments"):
+        load_result(index, "activity")
+    theirs.write_text(theirs.read_text().replace("0.25", "0.75"))
+    with pytest.raises(RunError, match=r"activity\.json: altered since it was written"):
+        load_result(other, "activity")
+
+
+def test_a_result_under_the_name_of_another_is_refused(index):
+    Result("activity", 0, {}, [{"layer": 1}]).saved(index)
+    results = index.path / "results"
+    shutil.copy(results / "activity.json", results / "removal.json")
+    (results / "random").mkdir()
+    shutil.copy(results / "activity.json", results / "random" / "activity.json")
+    for name, control in (("removal", None), ("activity", "random")):
+        with pytest.raises(RunError, match="the result activity under the name of another"):
+            load_result(index, name, control)
+
+
+def test_a_run_that_was_made_anew_meanwhile_gets_no_result_of_the_old_one(index, gpt2):
+    build_index(gpt2, ["the queen left ."], out=index.path, overwrite=True, quiet=True)
+    with pytest.raises(RunError, match="made anew since it was opened"):
+        Result("activity", 0, {}, [{"layer": 1}]).saved(index)
+    assert saved_results(index) == []
+
+
+def test_a_result_waits_for_another_writer(index, monkeypatch):
+    result = Result("activity", 0, {}, [{"layer": 1}])
+    other = RunFolder(index.path)
+    with other.locked():
+        saving = threading.Thread(target=result.saved, args=[index])
+        saving.start()
+        time.sleep(0.3)
+        assert saved_results(index) == []
+    saving.join(30)
+    assert saved_results(index) == ["activity"]
+    monkeypatch.setattr("ffmem.results.WAIT", 0.0)
+    with other.locked(), pytest.raises(RunError, match="another process is writing this run"):
+        result.saved(index)
 
 
 def test_a_damaged_file_is_named(index):

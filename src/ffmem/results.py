@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +16,9 @@ import pyarrow.parquet as pq
 from ffmem.index.folder import RESULTS
 from ffmem.index.reader import Index
 from ffmem.words import RunError
+
+WAIT = 600.0
+"""Seconds that a result waits for another process which writes the same run."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,7 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are none become null."""
-        whole = {
-            "experiment": self.experiment,
-            "seed": self.seed,
-            "settings": self.settings,
-            "rows": self.rows,
-            "facts": self.facts,
-            "resamples": self.resamples,
-            "control": self.control,
-        }
-        return _plain(whole)
+        return _plain(vars(self))
 
     def saved(self, index: Index) -> Result:
         """This result, once `results/NAME.json` and `results/NAME.parquet` are in the run, each whole or not at all.
@@ -66,25 +61,40 @@ class Result:
         A control's are in `results/random/`.
         """
         name = _name(self.experiment, self.control)
-        with index.folder.writing(f"{name}.parquet") as path:
-            pq.write_table(self.table, path)
-        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        with index.folder.writing(f"{name}.json") as path:
-            path.write_text(text, "utf-8")
+        with index.folder.locked(wait=WAIT):
+            now = index.folder.manifest()
+            if now is None or now.identity != index.manifest.identity:
+                raise RunError(
+                    f"{index.path}: made anew since it was opened, so the result {self.experiment} is not its own"
+                )
+            with index.folder.writing(f"{name}.parquet") as path:
+                pq.write_table(self.table, path)
+            told = {"run": now.identity, **self.as_dict()}
+            text = json.dumps(told | {"hash": _hash(told)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            with index.folder.writing(f"{name}.json") as path:
+                path.write_text(text, "utf-8")
         return self
 
 
 def load_result(index: Index, experiment: str, control: str | None = None) -> Result:
-    """A result that was saved in this run: of its model, or of a control."""
+    """A result that was saved in this run, of its model or of a control; an error where it is altered or another run's."""
     name = f"{_name(experiment, control)}.json"
+    place = index.folder.place(name)
+    again = f"make it again with ffmem experiments {index.path} {experiment}"
     try:
         found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
-        return Result(**{part.name: found[part.name] for part in fields(Result)})
+        if found.pop("hash") != _hash(found):
+            raise RunError(f"{place}: altered since it was written (its hash differs); {again}")
+        if found.pop("run") != index.manifest.identity:
+            raise RunError(f"{place}: the result of another run; {again}")
+        result = Result(**found)
     except FileNotFoundError as error:
         raise RunError(f"{index.path} has no result {experiment}: make it with ffmem experiments {index.path}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        place = index.folder.place(name)
-        raise RunError(f"{place}: damaged; make it again with ffmem experiments {index.path} {experiment}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{place}: damaged; {again}") from error
+    if (result.experiment, result.control) != (experiment, control):
+        raise RunError(f"{place}: the result {result.experiment} under the name of another; {again}")
+    return result
 
 
 def saved_results(index: Index, control: str | None = None) -> list[str]:
@@ -96,6 +106,10 @@ def saved_results(index: Index, control: str | None = None) -> list[str]:
 
 def _name(experiment: str, control: str | None) -> str:
     return str(PurePosixPath(RESULTS, control or "", experiment))
+
+
+def _hash(told: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

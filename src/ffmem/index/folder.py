@@ -162,10 +162,13 @@ class RunFolder:
         self.files.append(LOG, line + "\n")
 
     @contextmanager
-    def locked(self, *, quiet: bool = False) -> Iterator[None]:
-        """Be the only writer. In an object store this is looked at again before each file is put."""
+    def locked(self, *, quiet: bool = False, wait: float = 0.0) -> Iterator[None]:
+        """Be the only writer. In an object store this is looked at again before each file is put.
+
+        Where another process writes in a local folder, its end is awaited for `wait` seconds.
+        """
         if not isinstance(self.files, ObjectStore):
-            with folder_lock(self.path):
+            with folder_lock(self.path, wait=wait, quiet=quiet):
                 yield
             return
         self._claim = Claim(self.files)

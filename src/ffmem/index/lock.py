@@ -18,6 +18,11 @@ from ffmem.index.store import ObjectStore
 from ffmem.progress import reporting
 from ffmem.words import RunError
 
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]
+
 WRITER = "writer.json"
 """The file that says who writes a run in an object store."""
 BEAT = 5.0
@@ -28,8 +33,11 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 @contextmanager
-def folder_lock(path: Path) -> Iterator[None]:
-    """The lock is on the folder itself, made if need be, and ends with the process, however that ends."""
+def folder_lock(path: Path, *, wait: float = 0.0, quiet: bool = False) -> Iterator[None]:
+    """The lock is on the folder itself, made if need be, and ends with the process, however that ends.
+
+    Where another process has it, that is an error, after `wait` seconds.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -38,22 +46,32 @@ def folder_lock(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: cannot be made: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunError(f"{path}: cannot be written: choose another folder, or change what is allowed there")
-    try:
-        import fcntl
-    except ImportError:  # Windows has no flock
+    if fcntl is None:
         yield
         return
     handle = os.open(path, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(f"{path}: another process is writing this run; wait for it or choose another folder") from error
-        except OSError:
-            pass  # a file system without locks
+        with reporting("waiting", quiet=quiet) as reporter:
+            began = time.monotonic()
+            while not _locked(handle):
+                if (waited := time.monotonic() - began) >= wait:
+                    raise RunError(f"{path}: another process is writing this run; wait for it or choose another folder")
+                reporter.update(None, f"another process is writing {path}")
+                time.sleep(min(0.1, wait - waited))
         yield
     finally:
         os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Whether the lock is ours now; on a file system without locks it always is."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 class Claim:
