@@ -91,7 +91,15 @@ def of_another_shape(path):
     save_state(path, model, optimiser, Counters(step=1))
 
 
-@pytest.mark.parametrize("harm", [cut, emptied, without_a_moment, without_counters, with_other_counters, of_another_shape])
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 16
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "harm", [cut, emptied, flipped, without_a_moment, without_counters, with_other_counters, of_another_shape]
+)
 def test_a_damaged_state_is_named_with_what_to_do(saved, harm):
     path, _, _ = saved
     harm(path)

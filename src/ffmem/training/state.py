@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,11 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ffmem.index.sealed import SealError, load_sealed, save_sealed
 from ffmem.words import RunError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,18 +56,15 @@ def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, c
         for moment in MOMENTS:
             if parameter in optimiser.state:
                 tensors[f"{moment}.{name}"] = optimiser.state[parameter][moment]
-    safetensors.torch.save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"counters": json.dumps(asdict(counters))}
-    )
+    save_sealed(path, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, asdict(counters))
 
 
 @torch.no_grad()
 def load_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> Counters:
     """Fill model and optimiser as they were."""
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            counters = Counters(**json.loads(file.metadata()["counters"]))
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, facts = load_sealed(path)
+        counters = Counters(**facts)
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"weights.{name}"])
             if counters.step:
@@ -78,6 +73,6 @@ def load_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -
                 optimiser.state[parameter] = {"step": step.to(parameter.device) if fused else step} | {
                     moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS
                 }
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise RunError(f"{path}: damaged, the training cannot be continued; start over with --overwrite") from error
+    except (SealError, KeyError, TypeError, RuntimeError) as error:
+        raise RunError(f"{path}: damaged ({error}), so this cannot be continued; start over with --overwrite") from error
     return counters
