@@ -23,7 +23,7 @@ from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, check_known
 from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
-from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
+from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
 from ffmem.index.reader import Index, open_index
@@ -96,7 +96,7 @@ def build_index(
     parsed = Unit.parse(unit)
     sources = open_sources(corpus, column=column)
     folder = RunFolder(out)
-    folder.exists(MANIFEST)  # a place that cannot be reached is told of before the model is loaded
+    folder.check_own(overwrite=overwrite)  # before the model is loaded, which takes a while
     with _crew(model, load, workers, devices, engine, address, quiet) as crew:
         loaded = None if crew else load_model(model, **load)
         subject = Subject.of(loaded) if loaded else crew.subject()  # type: ignore[union-attr]
@@ -122,17 +122,16 @@ def build_index(
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if facts["device"] == "cuda" else 1
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
-        if not overwrite and (found := folder.manifest()) and _is_complete(found) and not folder.names(WORK):
+        if not overwrite and (found := folder.manifest()) and _is_complete(found) and not folder.parts(WORK):
             return _opened(folder, found, wanted, subject, plan, loaded)  # it may be one that can only be read
         if plan.is_fed:
             get_ready()
         with folder.locked(quiet=quiet):
-            if overwrite or not _worth_keeping(folder):
-                folder.clear()
-            manifest = folder.manifest()
+            folder.check_own(overwrite=overwrite)  # somebody may have come first
+            manifest = None if overwrite or not _worth_keeping(folder) else folder.manifest()
             if manifest is not None and _is_complete(manifest):
                 index = _opened(folder, manifest, wanted, subject, plan, loaded)
-                checkpoint.clear(folder)
+                folder.clear(WORK)
                 return index
             about = cache(partial(estimate_tokens, plan))
             if manifest is None:
@@ -147,6 +146,7 @@ def build_index(
                 announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved["stats"] != "off"))
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
+                folder.clear()
                 folder.write_manifest(manifest)
             with reporting("indexing", quiet=quiet) as reporter:
                 run = _Run(folder, manifest, plan, reporter, tokens)
@@ -357,7 +357,7 @@ class _Run:
             "files": self.folder.described(TRIGGERS, CELLS, SENTENCES, TOKENS),
         }
         self.folder.write_manifest(self.manifest)
-        checkpoint.clear(self.folder)
+        self.folder.clear(WORK)
         again = sum(one.read_again for one in kept.values())
         self.folder.log("written", seconds=round(time.monotonic() - began, 2), read_again=again)
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import safetensors
-import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -25,7 +23,7 @@ from ffmem.corpus.plan import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.index.collect import LayerCollector
 from ffmem.index.folder import WORK, RunFolder
-from ffmem.index.tables import SENTENCE_SCHEMA, each_once, sentence_batch, write_table
+from ffmem.index.tables import SENTENCE_SCHEMA, each_once, sentence_batch, write_table, write_tensors
 from ffmem.index.top import sentence_of
 from ffmem.words import RunError
 
@@ -76,33 +74,22 @@ def save(
     counted: dict[str, int],
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count."""
-    with _refusals_told(folder):
-        numbers = snapshot.pointed_to(shard)
-        sentences = shard.sentences.take(numbers - shard.first)
-        if (sentences.ends < 0).any():
-            sentences = Sentences.of(encoder.with_ends(list(sentences)))
-        with folder.writing(f"{_shard(shard.number)}.arrow") as path:
-            write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
-        facts = {
-            "since": shard.since.as_dict(),
-            "after": shard.after.as_dict(),
-            "last": shard.last,
-            **counted,
-        }
-        with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
-            safetensors.torch.save_file(snapshot.sums, path, {"shard": json.dumps(facts)})
-        with folder.writing(_state(worker)) as path:
-            safetensors.torch.save_file(snapshot.state, path, {"covered": json.dumps(covered)})
-
-
-@contextmanager
-def _refusals_told(folder: RunFolder) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException, safetensors.SafetensorError) as error:
-        raise RunError(
-            f"{folder.place(WORK)}: cannot be written ({error}); make room, then give the same command again"
-        ) from error
+    numbers = snapshot.pointed_to(shard)
+    sentences = shard.sentences.take(numbers - shard.first)
+    if (sentences.ends < 0).any():
+        sentences = Sentences.of(encoder.with_ends(list(sentences)))
+    with folder.writing(f"{_shard(shard.number)}.arrow") as path:
+        write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
+    facts = {
+        "since": shard.since.as_dict(),
+        "after": shard.after.as_dict(),
+        "last": shard.last,
+        **counted,
+    }
+    with folder.writing(f"{_shard(shard.number)}.safetensors") as path:
+        write_tensors(path, snapshot.sums, {"shard": json.dumps(facts)})
+    with folder.writing(_state(worker)) as path:
+        write_tensors(path, snapshot.state, {"covered": json.dumps(covered)})
 
 
 @dataclass(frozen=True)
@@ -203,10 +190,6 @@ def kept_sentences(folder: RunFolder, shards: Iterable[int], numbers: Int[np.nda
         raise _damaged(folder, WORK, f"{len(numbers) - found:,} sentences are missing")
 
 
-def clear(folder: RunFolder) -> None:
-    folder.remove_tree(WORK)
-
-
 def _state(worker: str) -> str:
     return f"{STATE}{worker}{ENDING}"
 
@@ -216,7 +199,7 @@ def _shard(number: int) -> str:
 
 
 def _states(folder: RunFolder) -> list[str]:
-    return [name for name in folder.names(WORK) if name.startswith(STATE) and name.endswith(ENDING)]
+    return [name for name in folder.parts(WORK) if name.startswith(STATE)]
 
 
 def _metadata(folder: RunFolder, name: str, key: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from ffmem.index.folder import folder_of
 from ffmem.index.reader import CellView, Index, open_index
 from ffmem.index.store import is_url, store_at
+from ffmem.index.whole import sweep, whole
 from ffmem.words import Cell, FfmemError
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -115,15 +115,9 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
             yield handle
         return
     target = Path(store_at(out).path)
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        with temporary.open("wb") as handle:
-            yield handle
-        os.replace(temporary, target)
-    except OSError as error:
-        raise FfmemError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    sweep(target.parent)
+    with whole(target) as path, path.open("wb") as handle:
+        yield handle
 
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Row], names: list[str] | None) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import safetensors
+import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -60,6 +64,15 @@ def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    """A safetensors file; what stands in the way is an OSError, as from any other writer."""
+    try:
+        safetensors.torch.save_file(tensors, path, about)
+    except safetensors.SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 
 
 def sentence_batch(numbers: Int[np.ndarray, " n"], sentences: Sentences) -> pa.RecordBatch:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ffmem.index.tables import write_tensors
 from ffmem.words import RunError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,9 +58,8 @@ def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, c
         for moment in MOMENTS:
             if parameter in optimiser.state:
                 tensors[f"{moment}.{name}"] = optimiser.state[parameter][moment]
-    safetensors.torch.save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"counters": json.dumps(asdict(counters))}
-    )
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_tensors(path, whole, {"counters": json.dumps(asdict(counters))})
 
 
 @torch.no_grad()
