@@ -261,7 +261,7 @@ def test_values_that_were_made_anew_elsewhere_are_fetched_anew(built, llama, url
     assert before["L2D7"].value.kept == 12
     values(shutil.copytree(built, tmp_path / "run"), llama, top=5, quiet=True)
     fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)  # as if from another machine
-    for name in ("values.arrow", "manifest.json"):
+    for name in ("values-2.arrow", "manifest.json"):
         fs.put_file(str(tmp_path / "run" / name), f"{root}/{name}")
     assert open_index(url)["L2D7"].value.kept == 5
     assert before["L2D7"].value.kept == 12  # what was open stays as it was

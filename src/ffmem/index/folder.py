@@ -26,6 +26,8 @@ PAGE, FIGURES = "report.html", "figures"
 TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
+VALUES_ANEW = "values-2.arrow"
+"""Values that are made anew take the one of the two names that is free: the earlier ones stay until these are there."""
 REQUIRED = {"state", "model", "tokenizer", "corpus", "settings", "environment"}
 
 EXPERIMENTS = ("activity", "agreement", "composition", "normaliser", "refinement", "removal")
@@ -34,7 +36,7 @@ FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
 PARTS = re.compile(
     "|".join(
         (
-            *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, LOG, PAGE)),
+            *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
             rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
             rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)})\.(json|parquet)",
             rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
@@ -272,6 +274,11 @@ def folder_of(file: str | Path) -> tuple[RunFolder, str]:
     if not is_url(above):
         raise RunError(f"expected a file in a bucket or folder, found {place}")
     return RunFolder(above), name
+
+
+def values_of(manifest: dict[str, Any]) -> str | None:
+    """The file of a run that holds its values, None where it has none."""
+    return next((name for name in (VALUES, VALUES_ANEW) if name in manifest["files"]), None)
 
 
 def _seal(manifest: dict[str, Any]) -> str:
