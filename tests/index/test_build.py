@@ -7,12 +7,20 @@ import torch
 
 from ffmem import build_index, load_model, open_index
 from ffmem.index import checkpoint
+from ffmem.index.folder import RunFolder
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
 from tests.index.reference import best_offers, coefficients_alone, offers_of
 from tests.tiny import VARIANTS, WORDS, silent_gpt2, some_sentences, tiny_model, word_tokenizer
 
 T = 4
 CLOSE = 2e-5
+
+
+def files_of(folder):
+    """The text of every file below a folder, as far as it is text."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def ids_of(tokenizer, sentences):
@@ -252,41 +260,106 @@ def test_a_run_is_not_mixed_with_another_model_corpus_or_setting(gpt2, llama, tm
     assert again.manifest.model.family == "llama"
 
 
-def test_overwrite_builds_anew_and_leaves_other_files_alone(gpt2, tmp_path):
-    out = tmp_path / "run"
-    build_index(gpt2, ["the king ."], out=out, quiet=True)
-    (out / "notes.txt").write_text("mine")
-    index = build_index(gpt2, ["the queen left ."], out=out, overwrite=True, quiet=True)
-    assert index.counts["tokens"] == 4
-    assert (out / "notes.txt").read_text() == "mine"
-
-
-def test_a_folder_that_was_never_a_run_is_left_alone(gpt2, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    for overwrite in (False, True):
-        with pytest.raises(RunError, match="exists and is not an ffmem run"):
-            build_index(gpt2, ["the king ."], out=tmp_path, overwrite=overwrite, quiet=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
-    "left",
-    [["manifest.json.tmp"], ["work/state.safetensors.tmp"], ["sentences.arrow", "triggers.arrow.tmp"], ["values.arrow"]],
+    "files",
+    [
+        {"notes.txt": "mine"},
+        {"results/thesis.csv": "x"},
+        {"results/activity.json": "{}"},
+        {"figures/fig3.png": "x"},
+        {"work/shard-000000.arrow": "x"},
+        {"log.jsonl": "x"},
+        {"report.html": "x"},
+        {"triggers.arrow": "x"},
+        {"manifest.json": '{"name": "an app", "icons": []}', "report.html": "its report"},
+        {"manifest.json": "anything"},
+        {"manifest.json": "cargo: 12 crates", "triggers.arrow": "x", "results/thesis.csv": "x"},
+    ],
 )
-def test_what_a_kill_left_half_written_does_not_stand_in_the_way(gpt2, tmp_path, left):
-    (tmp_path / "run" / "work").mkdir(parents=True)
-    for name in left:
-        (tmp_path / "run" / name).write_text("half")
-    build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True)
-    assert len(open_index(tmp_path / "run")) == 384
-    assert not (tmp_path / "run" / "values.arrow").exists()
+def test_a_folder_that_was_never_a_run_is_left_alone(gpt2, tmp_path, files, overwrite):
+    for name, words in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(words)
+    with pytest.raises(RunError, match="choose another folder") as told:
+        build_index(gpt2, ["the king ."], out=tmp_path, overwrite=overwrite, quiet=True)
+    assert "--overwrite" not in str(told.value)
+    assert files_of(tmp_path) == files
 
 
-def test_a_damaged_manifest_can_be_overwritten(gpt2, tmp_path):
+def test_whoever_begins_anew_keeps_every_file_that_is_not_of_the_run(gpt2, tmp_path):
     build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(RunError, match="start over with --overwrite"):
+    mine = (
+        "notes.txt",
+        "results/thesis.csv",
+        "results/random/mine.json",
+        "figures/photo.png",
+        "work/state-mine.safetensors",
+    )
+    ours = ("results/activity.json", "results/random/activity.parquet", "figures/fig3.svg", "report.html")
+    for name in (*mine, *ours):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name)
+    index = build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True)
+    assert index.counts["tokens"] == 4
+    found = set(files_of(tmp_path))
+    tables = {f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens")}
+    assert found == {*mine, *tables, "manifest.json", "log.jsonl"}
+    assert all((tmp_path / name).read_text() == name for name in mine)
+
+
+def test_an_unfinished_file_of_a_killed_run_does_not_stand_in_the_way(gpt2, tmp_path):
+    left = tmp_path / ".manifest.json.0123456789abcdef.ffmem-tmp"
+    left.mkdir()
+    (left / "manifest.json").write_text("half")
+    build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    assert len(open_index(tmp_path)) == 384
+    assert not left.exists()
+
+
+def test_an_overwrite_that_is_killed_at_the_worst_moment_can_be_given_again(gpt2, tmp_path, monkeypatch):
+    build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    (tmp_path / "notes.txt").write_text("mine")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "write_manifest", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True)
+    monkeypatch.undo()
+    assert not (tmp_path / "triggers.arrow").exists()
+    assert build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True).counts["tokens"] == 4
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_an_overwrite_that_fails_before_it_begins_leaves_the_run(gpt2, tmp_path):
+    build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    before = files_of(tmp_path)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True, announce=stopped)
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["{", "", '{"format": 99}'])
+def test_a_damaged_manifest_can_be_overwritten_where_nothing_else_lies_beside_it(gpt2, tmp_path, damage):
+    build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | json.loads(damage)) if "99" in damage else damage)
+    with pytest.raises(RunError, match=r"manifest.json: (damaged|expected format 1, found 99)"):
         build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "thesis.csv").write_text("mine")
+    before = files_of(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=r"manifest.json: damaged, and results/thesis.csv is not of the run"):
+            build_index(gpt2, ["the king ."], out=tmp_path, overwrite=overwrite, quiet=True)
+        assert files_of(tmp_path) == before
+    (tmp_path / "results" / "thesis.csv").unlink()
     assert build_index(gpt2, ["the king ."], out=tmp_path, overwrite=True, quiet=True).counts["tokens"] == 3
 
 

@@ -186,7 +186,9 @@ def test_a_disk_that_is_full_is_one_clear_line(gpt2_folder, long_text, tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ffmem.index.checkpoint.write_table", full)
-    with pytest.raises(RunError, match=r"work: cannot be written .*No space left.* give the same command again"):
+    with pytest.raises(
+        RunError, match=r"work/shard-\d+\.arrow: cannot be written: No space left.* give the same command again"
+    ):
         build_index(gpt2_folder, long_text, out=tmp_path / "run", **SETTINGS, **CPU)
 
 

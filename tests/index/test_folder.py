@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from ffmem import open_index
-from ffmem.index.folder import RunFolder
+from ffmem.experiments.run import NAMES
+from ffmem.index.folder import EXPERIMENTS, PARTS, RunFolder
+from ffmem.reports.curves import FIGURES
 from ffmem.words import RunError
 
 FILES = ["triggers.arrow", "cells.arrow", "sentences.arrow", "tokens.arrow", "values.arrow"]
@@ -73,6 +75,56 @@ def test_no_run_an_empty_folder_and_a_file_are_told_apart(tmp_path):
     file.write_text("x")
     with pytest.raises(RunError, match="found a file"):
         open_index(file)
+
+
+def test_whatever_an_experiment_or_a_report_writes_is_known_to_be_of_the_run():
+    assert set(EXPERIMENTS) == set(NAMES)
+    written = [f"figures/{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
+    written += [f"results/{at}{name}.{ending}" for at in ("", "random/") for name in NAMES for ending in ("json", "parquet")]
+    assert all(map(PARTS.fullmatch, written))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "results/activity.csv",
+        "results/mine/activity.json",
+        "figures/fig3.pdf",
+        "work/state-0.safetensors.bak",
+        "work/shard-1.arrow",
+        "my/triggers.arrow",
+        "triggers.arrow.tmp",
+        "manifest.json",
+    ],
+)
+def test_what_has_another_name_is_somebody_elses(tmp_path, name):
+    folder = RunFolder(tmp_path)
+    with folder.writing(name) as path:
+        path.write_text("mine")
+    folder.clear()
+    assert folder.names("") == [name]
+
+
+def test_a_folder_of_the_run_that_is_a_link_is_cleared_and_stays(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "work").symlink_to(disk)
+    folder = RunFolder(tmp_path / "run")
+    for name in ("work/state-0.safetensors", "work/notes.txt"):
+        with folder.writing(name) as path:
+            path.write_text("x")
+    folder.clear()
+    assert [path.name for path in disk.iterdir()] == ["notes.txt"]
+    assert (tmp_path / "run" / "work").is_symlink()
+
+
+def test_a_folder_with_the_name_of_a_file_of_ours_is_left_alone(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    (tmp_path / "report.html" / "mine.txt").write_text("mine")
+    RunFolder(tmp_path).clear()
+    RunFolder(tmp_path).remove("report.html")
+    assert (tmp_path / "report.html" / "mine.txt").read_text() == "mine"
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

@@ -98,9 +98,10 @@ def test_files_are_written_listed_read_and_deleted_by_name(place):
     folder.remove("work/b")
     folder.remove("work/b")
     assert folder.names("work") == ["work/a.arrow", "work/a/c"]
-    folder.remove_tree("work")
-    folder.remove_tree("work")
+    folder.remove("work/a.arrow", "work/a/c")
+    folder.remove("work/a.arrow", "work/a/c")
     assert folder.names("") == ["worked"]
+    assert folder.files.entries() == {"worked"}
     for ask in (folder.file, folder.read_bytes, folder.size, lambda name: folder.reading(name).__enter__()):
         with pytest.raises(FileNotFoundError):
             ask("work/b")
@@ -164,14 +165,27 @@ def test_the_log_grows_by_a_line(place):
 def test_clearing_deletes_the_run_and_nothing_else(place):
     folder = RunFolder(place)
     folder.clear()
-    parts = ["manifest.json", "triggers.arrow", "work/a", "results/a.json", "figures/a.svg", "report.html", "log.jsonl"]
-    for name in [*parts, "mine.txt", "working/a"]:
+    shards = ["work/state-0.safetensors", "work/shard-000000.arrow", "work/shard-000000.safetensors"]
+    parts = ["triggers.arrow", *shards, "results/activity.json", "figures/fig3.svg", "report.html", "log.jsonl"]
+    mine = ["figures/mine.svg", "manifest.json", "mine.txt", "results/thesis.csv", "work/a", "working/a"]
+    for name in [*parts, *mine]:
         put(folder, name, b"x")
+    folder.clear("work")
+    assert set(folder.names("")) == {*parts, *mine} - set(shards)
     folder.clear()
-    assert folder.names("") == ["mine.txt", "working/a"]
-    with pytest.raises(RunError, match="exists and is not an ffmem run: choose another folder"):
-        folder.clear()
-    assert folder.names("") == ["mine.txt", "working/a"]
+    assert folder.names("") == mine
+
+
+def test_a_place_that_holds_something_else_is_refused(place):
+    folder = RunFolder(place)
+    folder.check_own()
+    put(folder, "results/thesis.csv", b"x")
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=r"exists and is not an ffmem run \(results is in it\): choose another folder"):
+            folder.check_own(overwrite=overwrite)
+    put(folder, "manifest.json", b'{"name": "an app"}')
+    with pytest.raises(RunError, match=r"its manifest.json is none of ffmem's\): choose another folder"):
+        folder.check_own(overwrite=True)
 
 
 def test_what_is_no_run_is_told(url):
@@ -247,7 +261,7 @@ def test_values_that_were_made_anew_elsewhere_are_fetched_anew(built, llama, url
     assert before["L2D7"].value.kept == 12
     values(shutil.copytree(built, tmp_path / "run"), llama, top=5, quiet=True)
     fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)  # as if from another machine
-    for name in ("values.arrow", "manifest.json"):
+    for name in ("values-2.arrow", "manifest.json"):
         fs.put_file(str(tmp_path / "run" / name), f"{root}/{name}")
     assert open_index(url)["L2D7"].value.kept == 5
     assert before["L2D7"].value.kept == 12  # what was open stays as it was

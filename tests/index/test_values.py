@@ -1,14 +1,21 @@
 """Value projections of a whole run."""
 
+import errno
+import os
 import shutil
+from importlib import import_module
 
 import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index, values
+from ffmem.index.folder import RunFolder
 from ffmem.index.manifest import ValueFacts
+from ffmem.index.store import LocalStore
 from ffmem.index.values import together
 from ffmem.words import ModelError, RunError
+
+room = import_module("ffmem.index.values")  # its name is the function's too
 
 
 @pytest.fixture
@@ -72,6 +79,63 @@ def test_a_model_loaded_in_another_dtype_is_still_the_same_model(gpt2_folder, tm
     build_index(load_model(str(gpt2_folder)), ["the king left ."], out=tmp_path / "run", quiet=True)
     index = values(tmp_path / "run", dtype="bfloat16", quiet=True)
     assert index.manifest.values.dtype == "bfloat16"
+
+
+@pytest.fixture
+def valued(run, gpt2):
+    """A run with values, which are all there is to lose."""
+    values(run, gpt2, top=3, quiet=True)
+    return run
+
+
+def kept_of(run):
+    """How many tokens the run's values have, checked against their hash; and the files that hold values."""
+    return open_index(run)["L1D0"].value.kept, sorted(path.name for path in run.glob("values*"))
+
+
+def test_values_that_are_made_anew_take_the_place_of_the_earlier_ones(valued, gpt2):
+    for top, name in ((4, "values-2.arrow"), (5, "values.arrow"), (5, "values-2.arrow")):
+        assert values(valued, gpt2, top=top, quiet=True)["L1D0"].value.kept == top
+        assert kept_of(valued) == (top, [name])
+
+
+def test_whoever_has_opened_the_run_before_is_told_to_open_it_again(valued, gpt2):
+    before, read = open_index(valued), open_index(valued)
+    read.table("values")
+    values(valued, gpt2, top=4, quiet=True)
+    with pytest.raises(RunError, match=r"has changed since it was opened \(values.arrow is gone\): open it again"):
+        before.table("values")
+    assert read["L1D0"].value.kept == 3
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_values_that_could_not_be_made_leave_the_earlier_ones(valued, gpt2, monkeypatch, error):
+    def failing(path, *_):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(room, "write_table", failing)
+    with pytest.raises((RunError, KeyboardInterrupt)) as told:
+        values(valued, gpt2, top=5, quiet=True)
+    if isinstance(error, OSError):
+        assert "values-2.arrow: cannot be written: No space left on device" in str(told.value)
+    assert kept_of(valued) == (3, ["values.arrow"])
+
+
+@pytest.mark.parametrize(("killed", "kept"), [("replace", 3), ("write_manifest", 3), ("remove", 5)])
+def test_a_kill_at_any_moment_leaves_the_earlier_values_or_the_new_ones(valued, gpt2, monkeypatch, killed, kept):
+    def deadly(*_):
+        raise KeyboardInterrupt
+
+    owner = {"replace": os, "write_manifest": RunFolder, "remove": LocalStore}[killed]
+    monkeypatch.setattr(owner, killed, deadly)
+    with pytest.raises(KeyboardInterrupt):
+        values(valued, gpt2, top=5, quiet=True)
+    monkeypatch.undo()
+    assert kept_of(valued)[0] == kept
+    values(valued, gpt2, top=4, quiet=True)
+    assert kept_of(valued)[0] == 4
+    assert len(kept_of(valued)[1]) == 1
 
 
 def test_small_parts_are_put_together_in_their_order():

@@ -193,6 +193,20 @@ def test_the_page_and_its_figures_are_written_beside_each_other(tmp_path):
     assert (tmp_path / "new" / "mine.html").read_bytes() == (index.path / "report.html").read_bytes()
 
 
+def test_a_link_stays_and_a_device_gets_the_page_alone(tmp_path):
+    index = made_run(tmp_path / "run", 3, results={"activity": paper_results(3)["activity"]})
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mine.html").symlink_to("disk/page.html")
+    report(index, tmp_path / "mine.html")
+    assert (tmp_path / "mine.html").is_symlink()
+    assert (tmp_path / "disk" / "page.html").read_bytes()[:15] == b"<!doctype html>"
+    assert (tmp_path / "mine-figures" / "fig7.svg").exists()
+    (tmp_path / "null").symlink_to("/dev/null")
+    report(index, tmp_path / "null")
+    assert (tmp_path / "null").is_char_device()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "disk", "mine.html", "mine-figures", "null"}
+
+
 def test_errors_are_one_line_and_leave_the_old_page(tmp_path):
     with pytest.raises(RunError, match="expected a run folder"):
         report(tmp_path / "nothing")

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import contextmanager
 
 import pytest
 import safetensors.torch
@@ -280,12 +281,22 @@ def test_the_same_call_again_returns_at_once_and_changes_nothing(text, tmp_path,
     assert (content(out), sorted(path.name for path in out.iterdir())) == before
 
 
-def test_work_that_a_kill_left_beside_a_finished_model_is_cleared(text, tmp_path, monkeypatch):
-    def deadly(*_, **__):
-        raise Crash
+def dying_behind(name):
+    """Writing, with a kill as soon as this file is there."""
 
+    @contextmanager
+    def writing(folder, wanted, write=room.RunFolder.writing):
+        with write(folder, wanted) as path:
+            yield path
+        if wanted == name:
+            raise Crash
+
+    return writing
+
+
+def test_work_that_a_kill_left_beside_a_finished_model_is_cleared(text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(room.shutil, "rmtree", deadly)
+        patch.setattr(room.RunFolder, "writing", dying_behind("training.json"))
         with pytest.raises(Crash):
             fit(text, tmp_path / "model")
     assert (tmp_path / "model" / "work").exists()
@@ -371,6 +382,8 @@ def test_overwrite_of_nothing_is_a_training(text, whole, tmp_path):
         {"plan.json": "my own plans", "log.jsonl": "my log", "training.json": "my card"},
         {"plan.json": '{"plan": "world"}', "work": None},
         {"plan.json": "[1, 2]"},
+        {"plan.json": '{"recipe": "pancakes"}', "config.json": "{}", "work": None},
+        {"plan.json": '{"recipe": {"d": 1}, "steps": ["flour", "milk"]}', "log.jsonl": "monday"},
     ],
 )
 def test_a_folder_of_other_things_is_refused_and_left_alone(text, tmp_path, overwrite, files):
@@ -390,6 +403,7 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(text, tmp_path, over
 
 def test_an_overwrite_that_is_killed_midway_can_be_given_again(text, whole, tmp_path, monkeypatch):
     out = fit(text, tmp_path / "model", seed=1)
+    (out / "notes.txt").write_text("mine")
     unlink = type(out).unlink
 
     def deadly(path, missing_ok=False):
@@ -401,16 +415,24 @@ def test_an_overwrite_that_is_killed_midway_can_be_given_again(text, whole, tmp_
         patch.setattr(type(out), "unlink", deadly)
         with pytest.raises(Crash):
             fit(text, out, overwrite=True)
+    with monkeypatch.context() as patch:  # and once more, as soon as the new one has begun
+        patch.setattr(room.RunFolder, "writing", dying_behind("work/words.txt"))
+        with pytest.raises(Crash):
+            fit(text, out, overwrite=True)
     fit(text, out, overwrite=True)
     assert same_end(out, whole)
+    assert (out / "notes.txt").read_text() == "mine"
 
 
 def test_a_kill_while_the_plan_is_written_leaves_a_folder_that_can_begin(text, whole, tmp_path):
     out = tmp_path / "model"
     out.mkdir()
-    (out / "plan.json.tmp").write_text('{"rec')
+    left = out / ".plan.json.0123456789abcdef.ffmem-tmp"
+    left.mkdir()
+    (left / "plan.json").write_text('{"rec')
     fit(text, out)
     assert same_end(out, whole)
+    assert not left.exists()
 
 
 def test_a_second_writer_is_refused(text, tmp_path):
@@ -423,3 +445,15 @@ def test_no_file_of_an_unfinished_training_is_a_pickle(stopped):
     assert set(content(stopped)) == {"plan.json", "log.jsonl", "work/words.txt", "work/stream.i32", STATE}
     with safetensors.safe_open(stopped / STATE, "pt") as file:
         assert set(file.metadata()) == {"counters"}
+
+
+def test_a_file_of_somebody_elses_in_the_work_of_a_training_stays(text, whole, tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    stop(monkeypatch, text, out, 3)
+    (out / "work" / "thesis.txt").write_text("years of work")
+    fit(text, out)
+    fit(text, out)
+    assert [path.name for path in (out / "work").iterdir()] == ["thesis.txt"]
+    fit(text, out, overwrite=True)
+    assert same_end(out, whole)
+    assert (out / "work" / "thesis.txt").read_text() == "years of work"

@@ -332,7 +332,8 @@ def report(
 
     page = write(run, out)
     folder, name = folder_of(page)
-    note(quiet, f"{page} ({gigabytes(folder.size(name))}); figures beside it")
+    beside = "; figures beside it" if not isinstance(page, Path) or page.is_file() else ""  # not beside a device
+    note(quiet, f"{page} ({gigabytes(folder.size(name))}){beside}")
 
 
 app.command()(live.trace)
@@ -346,12 +347,15 @@ def export(
     table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],
     format: Annotated[str, typer.Option(help="`jsonl`, `csv` or `parquet`.")] = "jsonl",
     out: Annotated[str | None, typer.Option("-o", "--out", help="A file.", show_default="standard output")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="In `csv`, put no apostrophe before text that a spreadsheet would compute.")
+    ] = False,
 ) -> None:
     """Write a run's triggers, cells or sentences for other tools."""
     from ffmem.index.export import export as write
 
     try:
-        write(run, table, format=format, out=out)
+        write(run, table, format=format, out=out, raw=raw)
     except BrokenPipeError:
         # The reader (such as head) has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -24,7 +24,7 @@ from ffmem.index import checkpoint
 from ffmem.index.crew import Crew, check_known
 from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
-from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
+from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
 from ffmem.index.manifest import Counts, Manifest
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
@@ -98,7 +98,7 @@ def build_index(
     parsed = Unit.parse(unit)
     sources = open_sources(corpus, column=column)
     folder = RunFolder(out)
-    folder.exists(MANIFEST)  # a place that cannot be reached is told of before the model is loaded
+    folder.check_own(overwrite=overwrite)  # before the model is loaded, which takes a while
     with _crew(model, load, workers, devices, engine, address, quiet) as crew:
         loaded = None if crew else load_model(model, **load)
         subject = Subject.of(loaded) if loaded else crew.subject()  # type: ignore[union-attr]
@@ -124,17 +124,16 @@ def build_index(
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if facts.device == "cuda" else 1
         plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
-        if not overwrite and (found := folder.manifest()) and found.is_complete and not folder.names(WORK):
+        if not overwrite and (found := folder.manifest()) and found.is_complete and not folder.parts(WORK):
             return _opened(folder, found, wanted, subject, plan, loaded)  # it may be one that can only be read
         if plan.is_fed:
             get_ready()
         with folder.locked(quiet=quiet):
-            if overwrite or not _worth_keeping(folder):
-                folder.clear()
-            manifest = folder.manifest()
+            folder.check_own(overwrite=overwrite)  # somebody may have come first
+            manifest = None if overwrite or not _worth_keeping(folder) else folder.manifest()
             if manifest is not None and manifest.is_complete:
                 index = _opened(folder, manifest, wanted, subject, plan, loaded)
-                checkpoint.clear(folder)
+                folder.clear(WORK)
                 return index
             about = cache(partial(estimate_tokens, plan))
             if manifest is None:
@@ -149,6 +148,7 @@ def build_index(
                 announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved.has_stats))
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
+                folder.clear()
                 folder.write_manifest(manifest)
             elif damaged := checkpoint.mend(folder, manifest.origin):
                 folder.log("damaged", files=damaged)
@@ -359,7 +359,7 @@ class _Run:
             files=self.folder.described(TRIGGERS, CELLS, SENTENCES, TOKENS),
         )
         self.folder.write_manifest(self.manifest)
-        checkpoint.clear(self.folder)
+        self.folder.clear(WORK)
         again = sum(one.read_again for one in kept.values())
         self.folder.log("written", seconds=round(time.monotonic() - began, 2), read_again=again)
 

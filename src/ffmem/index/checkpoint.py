@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import safetensors
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -82,39 +80,28 @@ def save(
     Without a worker only the former is written: for a shard that some state covers, but whose own files were damaged.
     `origin` is the manifest's, so that no file of another run is ever taken for one of this.
     """
-    with _refusals_told(folder):
-        numbers = snapshot.pointed_to(shard)
-        sentences = shard.sentences.take(numbers - shard.first)
-        if (sentences.ends < 0).any():
-            sentences = Sentences.of(encoder.with_ends(list(sentences)))
-        name = _shard(shard.number)
-        with folder.writing(f"{name}.arrow") as path:
-            write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
-            digest = file_hash(path)
-        facts = {
-            "origin": origin,
-            "number": shard.number,
-            "since": shard.since.as_dict(),
-            "after": shard.after.as_dict(),
-            "last": shard.last,
-            "sentences": digest,
-            **counted,
-        }
-        with folder.writing(f"{name}.safetensors") as path:
-            save_sealed(path, snapshot.sums, facts)
-        if worker is not None:
-            with folder.writing(_state(worker)) as path:
-                save_sealed(path, snapshot.state, {"origin": origin, "covered": covered})
-
-
-@contextmanager
-def _refusals_told(folder: RunFolder) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException, safetensors.SafetensorError) as error:
-        raise RunError(
-            f"{folder.place(WORK)}: cannot be written ({error}); make room, then give the same command again"
-        ) from error
+    numbers = snapshot.pointed_to(shard)
+    sentences = shard.sentences.take(numbers - shard.first)
+    if (sentences.ends < 0).any():
+        sentences = Sentences.of(encoder.with_ends(list(sentences)))
+    name = _shard(shard.number)
+    with folder.writing(f"{name}{SENTENCES}") as path:
+        write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
+        digest = file_hash(path)
+    facts = {
+        "origin": origin,
+        "number": shard.number,
+        "since": shard.since.as_dict(),
+        "after": shard.after.as_dict(),
+        "last": shard.last,
+        "sentences": digest,
+        **counted,
+    }
+    with folder.writing(f"{name}{ENDING}") as path:
+        save_sealed(path, snapshot.sums, facts)
+    if worker is not None:
+        with folder.writing(_state(worker)) as path:
+            save_sealed(path, snapshot.state, {"origin": origin, "covered": covered})
 
 
 @dataclass(frozen=True)
@@ -141,7 +128,7 @@ def mend(folder: RunFolder, origin: str) -> list[str]:
         found = dict(zip(states, pool.map(lambda name: _problem(folder, name, origin), states), strict=True))
         numbers = sorted({number for name in states if not found[name] for number in _covered(folder, name)})
         shards = [f"{_shard(number)}{ending}" for number in numbers for ending in (SENTENCES, ENDING)]
-        there = set(folder.names(WORK))
+        there = set(folder.parts(WORK))
         whole = [name for name in shards if name in there]
         found |= zip(whole, pool.map(lambda name: _problem(folder, name, origin), whole), strict=True)
     damaged = [name for name, problem in found.items() if problem]
@@ -169,7 +156,7 @@ def _problem(folder: RunFolder, name: str, origin: str) -> str:
 def kept(folder: RunFolder) -> dict[int, Kept]:
     """The finished shards, by their numbers: those that a state covers and whose own files are there."""
     found: dict[int, Kept] = {}
-    there = set(folder.names(WORK))
+    there = set(folder.parts(WORK))
     for state in _states(folder):
         for number in _covered(folder, state):
             if number in found:
@@ -183,13 +170,13 @@ def kept(folder: RunFolder) -> dict[int, Kept]:
 
 def covered(folder: RunFolder, worker: str) -> list[int]:
     """The shards that a worker has kept."""
-    there = set(folder.names(WORK))
+    there = set(folder.parts(WORK))
     return [number for number in _covered(folder, _state(worker)) if _has_files(there, number)] if there else []
 
 
 def damaged_shards(folder: RunFolder) -> set[int]:
     """Those that some state covers, but whose own files are not there any more: only these are to be made again."""
-    there = set(folder.names(WORK))
+    there = set(folder.parts(WORK))
     numbers = (number for state in _states(folder) for number in _covered(folder, state))
     return {number for number in numbers if not _has_files(there, number)}
 
@@ -268,10 +255,6 @@ def kept_sentences(
         raise _damaged(folder, WORK, f"{len(numbers) - found:,} sentences are missing")
 
 
-def clear(folder: RunFolder) -> None:
-    folder.remove_tree(WORK)
-
-
 def _state(worker: str) -> str:
     return f"{STATE}{worker}{ENDING}"
 
@@ -281,7 +264,7 @@ def _shard(number: int) -> str:
 
 
 def _states(folder: RunFolder) -> list[str]:
-    return [name for name in folder.names(WORK) if name.startswith(STATE) and name.endswith(ENDING)]
+    return [name for name in folder.parts(WORK) if name.startswith(STATE)]
 
 
 def _covered(folder: RunFolder, state: str) -> list[int]:

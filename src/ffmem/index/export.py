@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,11 +17,14 @@ import pyarrow.parquet as pq
 from ffmem.index.folder import folder_of
 from ffmem.index.reader import CellView, Index, open_index
 from ffmem.index.store import is_url, store_at
+from ffmem.index.whole import sweep, whole
 from ffmem.words import Cell, FfmemError
 
 FORMATS = ("jsonl", "csv", "parquet")
 Row = dict[str, Any]
 ROW_GROUP = 8192
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a text begins with that a spreadsheet computes instead of showing it."""
 CELLS = 256
 """Cells whose triggers are read together."""
 TRIGGER_ROWS = pa.schema(
@@ -82,8 +84,13 @@ TABLES: dict[str, Callable[[Index], Iterator[Row]]] = {
 }
 
 
-def export(run: str | Path | Index, table: str, *, format: str = "jsonl", out: str | Path | None = None) -> None:
-    """Write `triggers`, `cells` or `sentences` as jsonl, csv or parquet, to a file (or URL) or to standard output."""
+def export(
+    run: str | Path | Index, table: str, *, format: str = "jsonl", out: str | Path | None = None, raw: bool = False
+) -> None:
+    """Write `triggers`, `cells` or `sentences` as jsonl, csv or parquet, to a file (or URL) or to standard output.
+
+    In a csv, text that a spreadsheet would take for a formula has an apostrophe before it, unless it is to be `raw`.
+    """
     if table not in TABLES:
         raise FfmemError(f"expected {', '.join(TABLES)}, found {table!r}")
     if format not in FORMATS:
@@ -96,7 +103,7 @@ def export(run: str | Path | Index, table: str, *, format: str = "jsonl", out: s
         if format == "parquet":
             _write_parquet(handle, rows, TRIGGER_ROWS if table == "triggers" else None)
         elif format == "csv":
-            _write_csv(handle, rows, TRIGGER_ROWS.names if table == "triggers" else None)
+            _write_csv(handle, rows, TRIGGER_ROWS.names if table == "triggers" else None, raw=raw)
         else:
             for row in rows:
                 handle.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
@@ -115,18 +122,12 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
             yield handle
         return
     target = Path(store_at(out).path)
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        with temporary.open("wb") as handle:
-            yield handle
-        os.replace(temporary, target)
-    except OSError as error:
-        raise FfmemError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    sweep(target.parent)
+    with whole(target) as path, path.open("wb") as handle:
+        yield handle
 
 
-def _write_csv(handle: IO[bytes], rows: Iterable[Row], names: list[str] | None) -> None:
+def _write_csv(handle: IO[bytes], rows: Iterable[Row], names: list[str] | None, *, raw: bool) -> None:
     text = io.TextIOWrapper(handle, "utf-8", newline="", write_through=True)
     writer: csv.DictWriter[str] | None = None
     if names is not None:
@@ -136,8 +137,20 @@ def _write_csv(handle: IO[bytes], rows: Iterable[Row], names: list[str] | None) 
         if writer is None:
             writer = csv.DictWriter(text, list(row))
             writer.writeheader()
-        writer.writerow({name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()})
+        writer.writerow({name: _csv_cell(name, value, raw=raw) for name, value in row.items()})
     text.detach()
+
+
+def _csv_cell(name: str, value: Any, *, raw: bool) -> Any:
+    """A value as a spreadsheet should show it.
+
+    >>> _csv_cell("next", "=1+2", raw=False), _csv_cell("next", "=1+2", raw=True), _csv_cell("sign", "-", raw=False)
+    ("'=1+2", '=1+2', '-')
+    """
+    if isinstance(value, list):
+        return json.dumps(value)
+    formula = isinstance(value, str) and value.startswith(FORMULA) and name != "sign"  # whose + and - are not from a text
+    return f"'{value}" if formula and not raw else value
 
 
 def _write_parquet(handle: IO[bytes], rows: Iterable[Row], schema: pa.Schema | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ from typing import Any
 
 from ffmem.index.lock import WRITER, Claim, folder_lock
 from ffmem.index.manifest import FileFacts, Manifest, ManifestError
-from ffmem.index.store import UNFINISHED, ObjectStore, is_url, store_at
+from ffmem.index.store import ObjectStore, is_url, store_at
+from ffmem.text import visible
 from ffmem.words import RunError
 
 MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
@@ -24,11 +26,25 @@ PAGE, FIGURES = "report.html", "figures"
 TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
-TABLES = (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES)
-"""Every table that a run may hold."""
-FOLDERS = (WORK, RESULTS, FIGURES)
-PARTS = (*FOLDERS, PAGE, *(f"{name}{ending}" for name in (*TABLES, LOG, MANIFEST) for ending in (UNFINISHED, "")))
-"""All that may lie in a run, whole or half written; the manifest goes last when a run is deleted."""
+VALUES_ANEW = "values-2.arrow"
+"""Values that are made anew take the one of the two names that is free: the earlier ones stay until these are there."""
+
+EXPERIMENTS = ("activity", "agreement", "composition", "normaliser", "refinement", "removal")
+"""Those whose results a run may hold."""
+FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
+PARTS = re.compile(
+    "|".join(
+        (
+            *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
+            rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
+            rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)})\.(json|parquet)",
+            rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
+        )
+    )
+)
+"""The names of all that ffmem writes in a run beside its manifest. What has another name is somebody else's, wherever it
+lies, and is never touched."""
+
 
 _verified: dict[Path, tuple[int, int, int, str]] = {}
 """Files whose hash this process has checked: inode, size, time of change, hash."""
@@ -51,7 +67,7 @@ class RunFolder:
         self.path: Any = files.path  # a Path, or a URL as a string
         self.place, self.file, self.reading = files.place, files.file, files.reading
         self.read_bytes, self.exists, self.names, self.size = files.read_bytes, files.exists, files.names, files.size
-        self.remove, self.remove_tree, self.disk_use = files.remove, files.remove_tree, files.used
+        self.remove, self.disk_use = files.remove, files.used
         self._claim: Claim | None = None
 
     @property
@@ -131,14 +147,52 @@ class RunFolder:
         place = self.place(name)
         return place.absolute() if isinstance(place, Path) else place
 
-    def clear(self) -> None:
-        """Delete the run, and nothing that is not part of it; a folder that was never a run is left alone."""
-        entries = self.files.entries() or set()
-        if entries - {*PARTS, WRITER} and MANIFEST not in entries:
-            raise RunError(f"{self.path} exists and is not an ffmem run: choose another folder")
-        for name in PARTS:
-            if name in entries:
-                (self.remove_tree if name in FOLDERS else self.remove)(name)
+    def parts(self, *under: str) -> list[str]:
+        """The files that ffmem wrote, in the whole run or in some folders of it, the manifest left out."""
+        found = {name for folder in under or FOLDERS for name in self.names(folder)}
+        return sorted(filter(PARTS.fullmatch, found))
+
+    def check_own(self, *, overwrite: bool = False) -> None:
+        """An error where no run may be written: something lies here, and no manifest says that it is a run of ffmem.
+
+        A manifest that cannot be read may be overwritten where it is beyond doubt what is left of one of ours: nothing but
+        parts of a run lies beside it.
+        """
+        try:
+            found = self.manifest() is not None
+        except RunError as error:
+            self._check_remains(error)
+            if not overwrite:
+                raise
+            return
+        if not found and (others := (self.files.entries() or set()) - {WRITER}):
+            other = visible(min(others))
+            raise RunError(f"{self.path} exists and is not an ffmem run ({other} is in it): choose another folder")
+
+    def _check_remains(self, error: RunError) -> None:
+        """An error where a manifest that cannot be read is another program's, or lies beside files that are not ours."""
+        if not self.exists(MANIFEST):  # what is here is no folder
+            raise error
+        if not Manifest.resembles(self.read_bytes(MANIFEST), damaged=bool(self.parts())):
+            raise RunError(
+                f"{self.path} exists and is not an ffmem run (its {MANIFEST} is none of ffmem's): choose another folder"
+            ) from error
+        if others := sorted(set(self.names("")) - {*self.parts(), MANIFEST, WRITER}):
+            raise RunError(
+                f"{self.place(MANIFEST)}: damaged, and {visible(others[0])} is not of the run: choose another folder, or "
+                "delete what is left of the run yourself"
+            ) from error
+
+    def clear(self, *under: str) -> None:
+        """Delete what ffmem wrote, in the whole run or in some folders of it, and nothing else.
+
+        The manifest stays: it says whose the folder is until another takes its place.
+        """
+        self.remove(*reversed(self.parts(*under)))  # a worker's state before its shards, which do not count without it
+
+    def sweep(self) -> None:
+        """Delete what processes that were killed have left half written."""
+        self.files.sweep(*FOLDERS)
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing(MANIFEST) as temporary:
@@ -169,6 +223,7 @@ class RunFolder:
         """
         if not isinstance(self.files, ObjectStore):
             with folder_lock(self.path, wait=wait, quiet=quiet):
+                self.sweep()
                 yield
             return
         self._claim = Claim(self.files)
@@ -217,6 +272,11 @@ def folder_of(file: str | Path) -> tuple[RunFolder, str]:
     if not is_url(above):
         raise RunError(f"expected a file in a bucket or folder, found {place}")
     return RunFolder(above), name
+
+
+def values_of(manifest: Manifest) -> str | None:
+    """The file of a run that holds its values, None where it has none."""
+    return next((name for name in (VALUES, VALUES_ANEW) if name in manifest.files), None)
 
 
 def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:

@@ -196,6 +196,15 @@ class Manifest:
             raise ManifestError(f"altered since it was written ({problem})")
         return manifest
 
+    @classmethod
+    def resembles(cls, data: bytes, *, damaged: bool) -> bool:
+        """Whether ffmem wrote this once, in whatever format; `damaged` is the answer where it is no JSON any more."""
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            return damaged
+        return isinstance(found, dict) and found.keys() >= _needed(cls)
+
     def _problem(self) -> str:
         """Why its parts cannot belong together; empty where they do."""
         layers, cells = self.settings.layers, self.model.cells
@@ -249,10 +258,14 @@ def _object(kind: Any, value: Any, where: str) -> Any:
     hints = _hints(kind)
     if unknown := value.keys() - hints.keys():
         raise ManifestError(f"altered since it was written ({where} has an unknown {min(unknown)[:40]!r})")
-    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
-    if missing := needed - value.keys():
+    if missing := _needed(kind) - value.keys():
         raise ManifestError(f"altered since it was written ({where} lacks {min(missing)!r})")
     return kind(**{name: _typed(hints[name], one, f"{where}.{name}".removeprefix("it.")) for name, one in value.items()})
+
+
+def _needed(kind: Any) -> set[str]:
+    """The fields of a dataclass that have no default."""
+    return {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
 
 
 @lru_cache

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ffmem.index import pages
-from ffmem.index.folder import VALUES, RunFolder
+from ffmem.index.folder import RunFolder, values_of
 from ffmem.index.histogram import middle, quantile
 from ffmem.index.manifest import Manifest
 from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
@@ -77,15 +77,18 @@ class Index:
 
     @cached_property
     def has_values(self) -> bool:
-        return VALUES in self.manifest.files
+        return values_of(self.manifest) is not None
 
     def table(self, name: str) -> pa.Table:
         """One of the run's tables, mapped from its file: triggers, cells, sentences, tokens or values."""
         if name not in self._tables:
-            file = f"{name}.arrow"
+            file = (name == "values" and values_of(self.manifest)) or f"{name}.arrow"
             if file not in self.manifest.files:
                 raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
-            path = self.folder.table(file, self.manifest.files[file])
+            try:
+                path = self.folder.table(file, self.manifest.files[file])
+            except FileNotFoundError as error:
+                raise RunError(f"{self.path} has changed since it was opened ({file} is gone): open it again") from error
             stat = path.stat()
             self._tables[name] = _mapped(path, stat.st_ino, stat.st_mtime_ns)
         return self._tables[name]

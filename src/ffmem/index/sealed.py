@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +21,15 @@ class SealError(ValueError):
     """A file that is not as it was written, in words."""
 
 
-def save_sealed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Write tensors (on a CPU, contiguous) and facts, which are JSON; the hash of both is in the file and is returned."""
+def save_sealed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors (on a CPU, contiguous) and facts, which are JSON, and the hash of both."""
     text = json.dumps(facts, sort_keys=True)
     digest = _digest(tensors, text)
-    safetensors.torch.save_file(dict(tensors), path, {"facts": text, "sha256": digest})
-    return digest
+    try:
+        safetensors.torch.save_file(dict(tensors), path, {"facts": text, "sha256": digest})
+    except safetensors.SafetensorError as error:  # what stands in the way is an OSError, as from any other writer
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 
 
 def load_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -11,13 +11,12 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from ffmem.index.whole import is_unfinished, refused, sweep, whole
 from ffmem.words import RunError
 
-UNFINISHED = ".tmp"
-"""The end of a local file's name while it is written."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """What to install for a kind of store: `pip install 'ffmem[s3]'`."""
 SETTINGS = {
@@ -70,19 +69,19 @@ class Store(ABC):
 
     @abstractmethod
     def entries(self) -> set[str] | None:
-        """The names of files and folders at the top; None where there is no such folder."""
+        """The names of files and folders at the top, unfinished ones left out; None where there is no such folder."""
 
     @abstractmethod
     def names(self, under: str) -> list[str]:
         """The files in a folder of the run and in folders below, sorted, unfinished ones left out."""
 
     @abstractmethod
-    def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+    def remove(self, *names: str) -> None:
+        """Delete these files, those that are there, and then the folders of the run that this has left empty."""
 
     @abstractmethod
-    def remove_tree(self, under: str) -> None:
-        """Delete a folder of the run and all below it, if it is there."""
+    def sweep(self, *under: str) -> None:
+        """Delete what killed processes have left half written in these folders."""
 
     @abstractmethod
     def used(self) -> int:
@@ -95,6 +94,8 @@ def store_at(place: str | Path) -> Store:
     >>> store_at("runs/gpt2").path, store_at("file:///runs/gpt2").path, store_at("memory://runs/gpt2/").path
     (PosixPath('runs/gpt2'), PosixPath('/runs/gpt2'), 'memory://runs/gpt2')
     """
+    if not str(place):
+        raise RunError("expected a folder, a file or a URL, found an empty name")
     if re.match(r"\w{2,}:/(?!/)", str(place)):  # as a Path writes it, too
         raise RunError(f"expected a folder, or a URL as a string such as 's3://bucket/runs/x', found {place}")
     if is_url(place):
@@ -123,16 +124,10 @@ class LocalStore(Store):
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         target = self.path / name
-        temporary = target.with_name(target.name + UNFINISHED)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with refused(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with whole(target) as temporary:
             yield temporary
-            with temporary.open("rb+") as handle:
-                os.fsync(handle.fileno())
-            os.replace(temporary, target)
-            _sync_folder(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def file(self, name: str) -> Path:
         path = self.path / name
@@ -147,7 +142,7 @@ class LocalStore(Store):
         return (self.path / name).read_bytes()
 
     def append(self, name: str, text: str) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as handle:
+        with refused(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
             handle.write(text)
 
     def exists(self, name: str) -> bool:
@@ -157,18 +152,26 @@ class LocalStore(Store):
         return (self.path / name).stat().st_size
 
     def entries(self) -> set[str] | None:
-        return {path.name for path in self.path.iterdir()} if self.path.is_dir() else None
+        if not self.path.is_dir():
+            return None
+        return {path.name for path in self.path.iterdir() if not is_unfinished(path.name)}
 
     def names(self, under: str) -> list[str]:
-        files = (path for path in (self.path / under).rglob("*") if path.is_file() and path.suffix != UNFINISHED)
-        return sorted(path.relative_to(self.path).as_posix() for path in files)
+        files = (path.relative_to(self.path) for path in (self.path / under).rglob("*") if path.is_file())
+        return sorted(path.as_posix() for path in files if not any(map(is_unfinished, path.parts)))
 
-    def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+    def remove(self, *names: str) -> None:
+        for path in (self.path / name for name in names):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+        above = {parent for name in names for parent in PurePath(name).parents if parent.name}
+        for folder in sorted(above, reverse=True):  # the deepest first
+            with suppress(OSError):  # others' files are in it, or it is a link
+                (self.path / folder).rmdir()
 
-    def remove_tree(self, under: str) -> None:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.path / under)
+    def sweep(self, *under: str) -> None:
+        for folder in under:
+            sweep(self.path / folder)
 
     def used(self) -> int:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
@@ -192,7 +195,8 @@ class ObjectStore(Store):
     def writing(self, name: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="put-", dir=_kept()) as folder:
             temporary = Path(folder) / name.rpartition("/")[2]
-            yield temporary
+            with refused(self.place(name), room=f"in {tempfile.gettempdir()} (or set TMPDIR)"):
+                yield temporary
             with self._asked("written", name):
                 fs, root = self._reached()
                 fs.put_file(str(temporary), f"{root}/{name}")
@@ -279,22 +283,19 @@ class ObjectStore(Store):
     def names(self, under: str) -> list[str]:
         return sorted(self._found(under))
 
-    def remove(self, name: str) -> None:
-        self._copy(name).unlink(missing_ok=True)
-        try:
-            with self._asked("deleted", name):
-                fs, root = self._reached()
-                fs.rm_file(f"{root}/{name}")
-        except FileNotFoundError:
-            pass
+    def remove(self, *names: str) -> None:
+        if not names:
+            return
+        for name in names:
+            self._copy(name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError), self._asked("deleted", names[0]):
+            fs, root = self._reached()
+            paths = [f"{root}/{name}" for name in names]
+            # Many go together, each by its own name; never all that lies below one.
+            fs.rm(paths) if len(paths) > 1 else fs.rm_file(paths[0])
 
-    def remove_tree(self, under: str) -> None:
-        assert under, "a run is not deleted with what may lie beside it"
-        shutil.rmtree(self._copy(under), ignore_errors=True)
-        if self._found(under):
-            with self._asked("deleted", under):
-                fs, root = self._reached()
-                fs.rm(f"{root}/{under}", recursive=True)
+    def sweep(self, *under: str) -> None:
+        """Nothing is ever half written: a file is one put."""
 
     def used(self) -> int:
         return sum(self._found("").values())
@@ -396,13 +397,3 @@ def forget() -> None:
     for (process, _), path in list(_folders.items()):
         if process == os.getpid():
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.corpus.ahead import ahead
-from ffmem.index.folder import VALUES
+from ffmem.index.folder import VALUES, VALUES_ANEW, values_of
 from ffmem.index.manifest import ValueFacts
 from ffmem.index.origin import check_same_model
 from ffmem.index.reader import Index, open_index
@@ -49,7 +49,7 @@ def values(
     """Add every cell's value projection to a run: `top` tokens promoted and suppressed, and the largest probability.
 
     The value goes to the vocabulary bare; `norm=True` sends it through the final norm first. Without `model` the
-    run's own is loaded; any other is refused.
+    run's own is loaded; any other is refused. Values that the run has are replaced once the new ones are there.
     """
     if top < 1:
         raise FfmemError(f"expected top of at least 1, found {top}")
@@ -57,14 +57,15 @@ def values(
     loaded = model_of(index, model, **load)
     with index.folder.locked(quiet=quiet), reporting("projecting values", quiet=quiet) as reporter:
         manifest = index.folder.complete()
-        if VALUES in manifest.files:
-            # Stopped between file and manifest, the run must not point to values that are not there.
-            files = {name: facts for name, facts in manifest.files.items() if name != VALUES}
-            index.folder.write_manifest(replace(manifest, files=files, values=None))
-        with index.folder.writing(VALUES) as path:
+        before = values_of(manifest)
+        now = VALUES_ANEW if before == VALUES else VALUES
+        with index.folder.writing(now) as path:
             write_table(path, VALUE_SCHEMA, _batches(index, loaded, top, norm, reporter))
+        files = {name: facts for name, facts in manifest.files.items() if name != before} | index.folder.described(now)
         facts = ValueFacts(top, norm, loaded.dtype_name)
-        index.folder.write_manifest(replace(manifest, values=facts, files=manifest.files | index.folder.described(VALUES)))
+        index.folder.write_manifest(replace(manifest, values=facts, files=files))
+        if before:  # until here, a run that is stopped still has its earlier values
+            index.folder.remove(before)
     return open_index(index.path, model=loaded)
 
 

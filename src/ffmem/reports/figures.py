@@ -50,6 +50,7 @@ def plot(result: Result, *, layers: int | None = None) -> LayerChart | HConcatCh
 def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
     """Write every figure that the run has results for as NAME.svg and NAME.png; their paths or URLs."""
     results, target = all_results(index), RunFolder(folder)
+    target.sweep()
     made: list[Path | str] = []
     for name, (experiment, _) in FIGURES.items():
         if experiment in results:

@@ -22,8 +22,8 @@ from ffmem.words import FfmemError
 def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str:
     """Write a run's report and its figures (SVG and PNG), and return the page's path or URL.
 
-    The page is `RUN/report.html` with `RUN/figures`, or `out` with a folder `NAME-figures` beside it. The same results
-    give the same bytes.
+    The page is `RUN/report.html` with `RUN/figures`, or `out` with a folder `NAME-figures` beside it (none where `out` is a
+    device or a pipe). The same results give the same bytes.
     """
     index = run if isinstance(run, Index) else open_index(run)
     folder, name = (index.folder, PAGE) if out is None else folder_of(out)
@@ -31,7 +31,9 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
     if isinstance(page, Path) and page.is_dir():
         raise FfmemError(f"expected a file for the page, found a folder at {page}: try {page / PAGE}")
     html = render(index)
-    save_figures(index, folder.place(FIGURES if out is None else f"{PurePosixPath(name).stem}-{FIGURES}"))
+    if not (isinstance(page, Path) and page.exists() and not page.is_file()):  # beside a device or a pipe lies nothing
+        save_figures(index, folder.place(FIGURES if out is None else f"{PurePosixPath(name).stem}-{FIGURES}"))
+    folder.sweep()
     with folder.writing(name) as path:
         path.write_text(html, "utf-8")
     return page

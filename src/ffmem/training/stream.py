@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -14,6 +13,7 @@ from jaxtyping import Int
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, is_heading
 from ffmem.corpus.workers import cores, shared
+from ffmem.index.whole import whole
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
 from ffmem.progress import Reporter
 from ffmem.words import CorpusError
@@ -91,13 +91,12 @@ def _chunks(sources: Sequence[Source], reporter: Reporter | None, what: str) -> 
 
 def write_stream(sources: Sequence[Source], tokenizer: WikiTokenizer, out: Path, reporter: Reporter | None = None) -> None:
     """The stream as a file of int32."""
-    temporary = out.with_name(out.name + ".tmp")
-    with temporary.open("wb") as file:
-        for piece in encoded(sources, tokenizer, reporter):
-            piece.tofile(file)
-    if not temporary.stat().st_size:
-        raise _no_text(sources)
-    os.replace(temporary, out)
+    with whole(out) as path:
+        with path.open("wb") as file:
+            for piece in encoded(sources, tokenizer, reporter):
+                piece.tofile(file)
+        if not path.stat().st_size:
+            raise _no_text(sources)
 
 
 def read_stream(sources: Sequence[Source], tokenizer: WikiTokenizer) -> Ids:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,15 @@ from ffmem.training.perplexity import Perplexity, perplexity
 from ffmem.training.recipe import Recipe, recipe_of
 from ffmem.training.state import Counters
 from ffmem.training.stream import MARK, Ids, read_stream, vocabulary, write_stream
-from ffmem.training.trainer import LOG, Trainer
+from ffmem.training.trainer import LOG, STATE, Trainer
 from ffmem.words import CorpusError, FfmemError, RunError
 
 STREAM, VOCABULARY = "work/stream.i32", "work/words.txt"
+WORK = (STATE, STREAM, VOCABULARY)
+"""What is there only until the model is."""
 PLAN, CARD = "plan.json", "training.json"
+PLANNED = {"recipe", "minutes", "steps", "min_count", "seed", "column", "corpus", "corpus_bytes", "valid"}
+"""All that a plan says: what is called so and says less is somebody else's."""
 MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 HELD_OUT = 200_000
 """Tokens kept for validation where no text is given for it, but never more than a tenth of the corpus."""
@@ -88,7 +91,7 @@ def train(
     with folder.locked():
         _begin(folder, plan, overwrite)
         if (folder / CARD).exists():
-            shutil.rmtree(folder.work, ignore_errors=True)
+            folder.remove(*WORK)
             return folder.path
         folder.work.mkdir(exist_ok=True)
         tokenizer = _prepare(folder, sources, min_count, recipe.context, quiet)
@@ -98,7 +101,8 @@ def train(
         else:
             held, stream = _hold_out(stream)
         if len(stream) < 3 * max(length for length, _ in recipe.windows):
-            _clear(folder)  # so that more text may come under the same name
+            _clear(folder)
+            folder.remove(PLAN)  # so that more text may come under the same name
             raise CorpusError(f"expected a corpus of many windows, found {len(stream):,} tokens; give more text")
         torch.manual_seed(seed)
         model = AdaptiveLM(recipe.config(len(tokenizer))).to(target)
@@ -112,7 +116,7 @@ def train(
 def _begin(folder: RunFolder, plan: dict[str, Any], overwrite: bool) -> None:
     """A fresh folder with its plan, or the same plan in the folder that is there."""
     before = _plan(folder)
-    if before is None and any(path.name != f"{PLAN}.tmp" for path in folder.path.iterdir()):
+    if before is None and folder.files.entries():
         raise RunError(f"{folder.path} exists and is no training: choose another folder")
     if before is not None and overwrite:
         _clear(folder)
@@ -134,14 +138,13 @@ def _plan(folder: RunFolder) -> dict[str, Any] | None:
         plan = json.loads((folder / PLAN).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return plan if isinstance(plan, dict) and "recipe" in plan else None
+    ours = isinstance(plan, dict) and plan.keys() >= PLANNED and isinstance(plan["recipe"], dict)
+    return plan if ours and plan["recipe"].keys() == {part.name for part in fields(Recipe)} else None
 
 
 def _clear(folder: RunFolder) -> None:
-    """Delete a training and its model, and nothing else; the plan goes last, it says whose the files are."""
-    shutil.rmtree(folder.work, ignore_errors=True)
-    for name in (CARD, *MODEL, LOG, PLAN):
-        (folder / name).unlink(missing_ok=True)
+    """Delete a training and its model, and nothing else; the plan stays, it says whose the folder is."""
+    folder.remove(*WORK, CARD, *MODEL, LOG)
 
 
 def _prepare(folder: RunFolder, sources: Any, min_count: int, context: int, quiet: bool) -> WikiTokenizer:
@@ -182,4 +185,4 @@ def _save(
     card["machine"] = torch.cuda.get_device_name() if model.device.type == "cuda" else platform.processor() or "cpu"
     with folder.writing(CARD) as path:
         path.write_text(json.dumps(card, indent=2) + "\n", "utf-8")
-    shutil.rmtree(folder.work, ignore_errors=True)
+    folder.remove(*WORK)
