@@ -45,7 +45,7 @@ def intervene(
     """
     scope, parsed = Scope.parse(at), parse_edits(edits)
     loaded = load_model(model, **load)
-    with applying(loaded, resolve(loaded, parsed, statistics_for(loaded, parsed, run)), scope):
+    with applying(loaded, resolve(loaded, parsed, statistics_for(loaded, run)), scope):
         yield loaded
 
 
