@@ -102,6 +102,7 @@ def test_a_large_set_is_shown_by_its_first_cells_and_their_number():
     [
         ("L4D0=0", "has layers 1 to 3, found layer 4"),
         ("L3D128=0", "layer 3 of .* has cells 0 to 127, found 128"),
+        ((Cell(3, -1), "=0"), "layer 3 of .* has cells 0 to 127, found -1"),
         ("L1D0=1e39", r"expected a number up to 3.4e\+38, as float32 holds"),
         ("L1D0~q0.9", r"~q0.9\*1 needs a run"),
     ],

@@ -73,7 +73,7 @@ def replayed(model: MemoryModel, outputs: list[Any]) -> Iterator[None]:
 
 def _installs(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Callable[[], Any]]:
     """Hooks of one layer: keep what the key and up matrices give, and change what enters the value matrix."""
-    family, block = model.family, model.blocks[layer - 1]
+    family, block = model.family, model.block(layer)
     kept: dict[str, Tensor] = {}
 
     def keeper(path: str) -> Callable[..., None]:
@@ -104,7 +104,7 @@ def _installs(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Callable[[
     paths = dict.fromkeys(_place(spot)[0] for spot in (family.key, family.up) if spot is not None)
     for path in paths:
         yield partial(module_at(block, path, "the keys").register_forward_hook, keeper(path))
-    yield partial(model.value_modules[layer - 1].register_forward_pre_hook, enter)
+    yield partial(model.value_module(layer).register_forward_pre_hook, enter)
 
 
 def _place(spot: str) -> tuple[str, int | None]:

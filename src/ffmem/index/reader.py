@@ -69,7 +69,7 @@ class Index:
             layers = f"{first} to {last}" if whole else ", ".join(map(str, self.layers))
             raise CellError(f"{cell}: this run has layers {layers}, found layer {cell.layer}")
         begin, count = self._begin[cell.layer]
-        if cell.index >= count:
+        if not 0 <= cell.index < count:
             raise CellError(f"{cell}: layer {cell.layer} has cells 0 to {count - 1}, found {cell.index}")
         return CellView(self, cell, begin + cell.index)
 

@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, model: MemoryModel, folder: RunFolder, manifest: dict[str, Any], name: str) -> None:
         self.model, self.folder, self.name = model, folder, name
         self.settings = manifest["settings"]
-        devices = {layer: model.value_modules[layer - 1].weight.device for layer in self.settings["layers"]}
+        devices = {layer: model.values(layer).device for layer in self.settings["layers"]}
         self.threads = manifest["environment"]["threads"]
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()

@@ -195,7 +195,7 @@ def check_cell(model: MemoryModel, cell: Cell) -> None:
     """An error with the valid range where a model has no such cell."""
     if not 1 <= cell.layer <= model.layers:
         raise CellError(f"{cell}: {model.name} has layers 1 to {model.layers}, found layer {cell.layer}")
-    if cell.index >= model.cells[cell.layer - 1]:
+    if not 0 <= cell.index < model.cells[cell.layer - 1]:
         last = model.cells[cell.layer - 1] - 1
         raise CellError(f"{cell}: layer {cell.layer} of {model.name} has cells 0 to {last}, found {cell.index}")
 

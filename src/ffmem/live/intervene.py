@@ -65,7 +65,7 @@ def applying(model: MemoryModel, changes: Changes, scope: Scope) -> Iterator[Non
             installs.append(partial(module.register_forward_pre_hook, following(columns, ours), with_kwargs=True))
     for layer, parts in changes.items():
         hook = _hook(model, layer, parts, columns, ours)
-        installs.append(partial(model.value_modules[layer - 1].register_forward_pre_hook, hook))
+        installs.append(partial(model.value_module(layer).register_forward_pre_hook, hook))
     with hooked(*installs):
         yield
 

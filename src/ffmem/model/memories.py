@@ -20,7 +20,7 @@ from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.families import Family
 from ffmem.model.spots import hooked, module_at, record_spot, spots_of
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
-from ffmem.words import FfmemError, ModelError, parse_layers
+from ffmem.words import FfmemError, ModelError, check_layer, parse_layers
 
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
@@ -144,20 +144,28 @@ class MemoryModel:
                 return int(token)
         return None
 
+    def block(self, layer: Any) -> nn.Module:
+        """The block of a layer (from 1); an error with the layers there are for any other number."""
+        return self.blocks[check_layer(layer, self.layers) - 1]
+
+    def value_module(self, layer: Any) -> nn.Module:
+        """The value matrix of a layer (from 1)."""
+        return self.value_modules[check_layer(layer, self.layers) - 1]
+
     def keys(self, layer: int) -> Float[Tensor, "cells d"]:
         """The keys of a layer (from 1); in a gated layer, the gate's."""
         path, _, half = self.family.key.partition("[")
-        rows = _rows(module_at(self.blocks[layer - 1], path, "the keys")).T
+        rows = _rows(module_at(self.block(layer), path, "the keys")).T
         if half:
             rows = rows.chunk(2)[int(half.rstrip("]"))]
         return rows
 
     def values(self, layer: int) -> Float[Tensor, "cells d"]:
         """The values of a layer (from 1), without the value bias."""
-        return _rows(self.value_modules[layer - 1])
+        return _rows(self.value_module(layer))
 
     def value_bias(self, layer: int) -> Float[Tensor, " d"] | None:
-        return getattr(self.value_modules[layer - 1], "bias", None)
+        return getattr(self.value_module(layer), "bias", None)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -194,7 +202,7 @@ class MemoryModel:
     def reading(
         self,
         visit: Visit,
-        layers: Iterable[int] | None = None,
+        layers: str | int | Iterable[int] | None = None,
         activating: Mapping[int, tuple[Activation, Callable[[Tensor], Tensor]]] | None = None,
     ) -> Iterator[Callable[[Tensor], None]]:
         """Give `visit` every wanted layer's coefficients, layer by layer, in each forward made inside.
@@ -217,7 +225,7 @@ class MemoryModel:
                 if layer == wanted[-1]:
                     raise _Stop
 
-            return lambda: self.value_modules[layer - 1].register_forward_pre_hook(hook)
+            return lambda: self.value_module(layer).register_forward_pre_hook(hook)
 
         def replace(activation: Activation, make: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
             return lambda: Replaced(activation.module, lambda x: make(x.reshape(*shape[0], -1)).view(x.shape))
@@ -318,10 +326,11 @@ class MemoryModel:
     @torch.inference_mode()
     def closed(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
         """A vector of a layer's stream (r, y or o) as the next layer gets it: in a post-norm block, behind its own norm."""
+        block = self.block(layer)
         if self.family.o == "block.out":
             return h
         path, _ = self.family.o.rsplit(".", 1)
-        return self.blocks[layer - 1].get_submodule(path)(h)
+        return block.get_submodule(path)(h)
 
     def generate(self, prompt: str, tokens: int = 20, *, bos: str = "auto") -> str:
         """What the model writes behind a prompt: the most likely token, `tokens` times or up to the end of the text."""
