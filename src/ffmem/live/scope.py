@@ -139,12 +139,10 @@ class Columns:
         return _Prompt(width, chosen.to(ids.device))
 
 
-def following(columns: Columns, wanted: Callable[[], bool]) -> Callable[..., None]:
-    """A forward pre-hook (with kwargs) for modules that take ids; it passes by calls that are not `wanted`."""
+def following(columns: Columns) -> Callable[..., None]:
+    """What is done when a module that takes ids is called, always by the same thread."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not wanted():
-            return
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments | kwargs
         ids = given.get("input_ids")
         if ids is None:
