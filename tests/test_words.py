@@ -1,10 +1,13 @@
 """Cell names, layer ranges, triggers and the errors' text."""
 
+import time
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.words import Cell, CellError, CorpusError, FfmemError, ModelError, RunError, Trigger, parse_layers
+from ffmem.words import Cell, CellError, CorpusError, FfmemError, ModelError, RunError, Trigger, check_layer, parse_layers
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,53 @@ def test_layers_of_no_form_are_an_error_that_shows_one(text):
 def test_layers_that_are_not_there_are_an_error_with_the_range(text, found):
     with pytest.raises(FfmemError, match=rf"^expected layers from 1 to 6, found {found}$"):
         parse_layers(text, 6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "found"),
+    [
+        *((0, "layer 0"), (-1, "layer -1"), (7, "layer 7"), (True, "True"), (2.0, "2.0"), ("2", "'2'"), (None, "None")),
+        *(([1], r"\[1\]"), (10**5000, "a far larger number"), (-(10**5000), "a far smaller number")),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else None,
+)
+def test_anything_that_is_no_layer_is_an_error_with_the_range(layer, found):
+    message = rf"^expected layers from 1 to 6, found {found}$"
+    with pytest.raises(CellError, match=message):
+        check_layer(layer, 6)
+    if layer is not None:
+        with pytest.raises(FfmemError, match=message):
+            parse_layers([layer], 6)
+        if not isinstance(layer, (str, list)):
+            with pytest.raises(FfmemError, match=message):
+                parse_layers(layer, 6)
+
+
+def test_a_layer_may_be_any_kind_of_whole_number():
+    assert [check_layer(one, 6) for one in (1, np.int64(6))] == [1, 6]
+    assert parse_layers(np.arange(2, 4), 6) == parse_layers({2, 3}, 6) == [2, 3]
+    assert parse_layers(np.int8(5), 6) == parse_layers(5, 6) == [5]
+
+
+@pytest.mark.parametrize("text", ["1-99999999999", "1-999999999999999999", "7-99999999999,1"])
+def test_a_huge_range_is_refused_before_it_is_made(text):
+    begin = time.monotonic()
+    with pytest.raises(FfmemError, match=r"^expected layers from 1 to 6, found layer 7$"):
+        parse_layers(text, 6)
+    assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize("digits", [19, 5000])
+def test_a_number_that_is_far_too_long_is_one_short_line(digits):
+    number = "9" * digits
+    for text in (number, f"1-{number}", f"{number}-{number}x"):
+        with pytest.raises(FfmemError, match=r"^expected layers such as 1-4,16, found .*9") as caught:
+            parse_layers(text, 6)
+        assert len(str(caught.value)) < 120
+    for name in (f"L1D{number}", f"L{number}D1", f"blocks.{number}.mlp[1]", f"blocks.1.mlp[{number}]", f"L{number}E1D1"):
+        with pytest.raises(CellError) as caught:
+            Cell.parse(name)
+        assert len(str(caught.value)) < 200
 
 
 def test_a_reversed_range_beside_a_good_one_is_not_dropped_silently():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Sign = Literal["+", "-"]
 SIGNS: tuple[Sign, Sign] = ("+", "-")
+DIGITS = 18
+"""Of the longest number that is read; there are fewer layers, cells and tokens."""
 
 
 class FfmemError(Exception):
@@ -28,7 +31,7 @@ class RunError(FfmemError):
 
 
 class CellError(FfmemError, KeyError):
-    """A cell name that cannot be read, or names no cell of this run."""
+    """A cell name that cannot be read, or a cell or layer that is not there."""
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0]) if self.args else ""
@@ -59,18 +62,18 @@ class Cell:
         if isinstance(name, Cell):
             return name
         text = str(name).strip()
-        if match := _SHORT.fullmatch(text):
-            layer, index = int(match["layer"]), int(match["index"])
-        elif match := _PATH.fullmatch(text):
-            layer, index = int(match["layer"]) + 1, int(match["index"])
-        elif _EXPERT.fullmatch(text):
-            raise CellError(f"{text!r} names a cell of an expert layer, and models with experts are not supported yet")
-        else:
+        short, path = _SHORT.fullmatch(text), _PATH.fullmatch(text)
+        if _EXPERT.fullmatch(text):
+            raise CellError(f"{_short(text)} names a cell of an expert layer, and models with experts are not supported yet")
+        match = short or path
+        if match is None or max(map(len, match.groups())) > DIGITS:
             raise CellError(
-                f"expected a cell such as L3D17 (layer from 1, cell from 0) or blocks.2.mlp.hook_post[17], found {name!r}"
+                "expected a cell such as L3D17 (layer from 1, cell from 0) or blocks.2.mlp.hook_post[17], "
+                f"found {_short(name)}"
             )
+        layer, index = int(match["layer"]) + (0 if short else 1), int(match["index"])
         if layer < 1:
-            raise CellError(f"layers are counted from 1, found {name!r}; the first layer's cells are L1D0, L1D1, ...")
+            raise CellError(f"layers are counted from 1, found {_short(name)}; the first layer's cells are L1D0, L1D1, ...")
         return cls(layer, index)
 
 
@@ -112,8 +115,29 @@ class Trigger:
         }
 
 
-def parse_layers(text: str | int | Iterable[int] | None, count: int) -> list[int]:
-    """Layers from 1, sorted, from `1-4,16`, a list of numbers, or None for all.
+def check_layer(layer: Any, count: int) -> int:
+    """A layer of a model that has `count`, from 1; an error with the range for any other, and for what is no whole number.
+
+    >>> check_layer(6, 6)
+    6
+    """
+    try:
+        number = None if isinstance(layer, bool) else operator.index(layer)
+    except TypeError:
+        number = None
+    if number is not None and 1 <= number <= count:
+        return number
+    if number is None:
+        found = _short(layer)
+    elif abs(number) < 10**DIGITS:
+        found = f"layer {number}"
+    else:
+        found = f"a far {'larger' if number > 0 else 'smaller'} number"  # Python refuses to write very long ones
+    raise CellError(f"expected layers from 1 to {count}, found {found}")
+
+
+def parse_layers(text: Any, count: int) -> list[int]:
+    """Layers from 1, sorted, from `1-4,16`, a number, any iterable of numbers, or None for all.
 
     >>> parse_layers("1-3,5", 6)
     [1, 2, 3, 5]
@@ -124,16 +148,21 @@ def parse_layers(text: str | int | Iterable[int] | None, count: int) -> list[int
     if isinstance(text, str):
         for part in text.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if not match:
-                raise FfmemError(f"expected layers such as 1-4,16, found {text!r}")
+            if not match or max(len(end or "") for end in match.groups()) > DIGITS:
+                raise FfmemError(f"expected layers such as 1-4,16, found {_short(text)}")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise FfmemError(f"expected layers from 1 to {count}, found {part.strip()!r}, which runs backwards")
-            layers.update(range(first, last + 1))
+            check_layer(first, count)
+            layers.update(range(first, check_layer(min(last, count + 1), count) + 1))  # however far it reaches
     else:
-        layers.update([text] if isinstance(text, int) else text)
-    outside = sorted(layer for layer in layers if not 1 <= layer <= count)
-    if outside or not layers:
-        found = f"layer {outside[0]}" if outside else f"none in {text!r}"
-        raise FfmemError(f"expected layers from 1 to {count}, found {found}")
+        layers.update(check_layer(layer, count) for layer in (text if isinstance(text, Iterable) else [text]))
+    if not layers:
+        raise FfmemError(f"expected layers from 1 to {count}, found none in {_short(text)}")
     return sorted(layers)
+
+
+def _short(value: object) -> str:
+    """What was found, quoted, as far as a line has room for it."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -25,6 +25,7 @@ def test_a_cell_is_found_by_any_of_its_names(index):
     [
         ("L4D0", "this run has layers 1 to 3, found layer 4"),
         ("L3D64", "layer 3 has cells 0 to 63, found 64"),
+        (Cell(3, -1), "layer 3 has cells 0 to 63, found -1"),
         ("L0D0", "layers are counted from 1"),
         ("three", "expected a cell such as L3D17"),
     ],

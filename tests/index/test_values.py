@@ -8,12 +8,16 @@ from importlib import import_module
 import pytest
 import torch
 
-from ffmem import build_index, load_model, open_index, values
+from ffmem import build_index, compare, experiments, intervene, load_model, open_index, recipe, trace, values
+from ffmem.experiments.run import NAMES
 from ffmem.index.folder import RunFolder
 from ffmem.index.manifest import ValueFacts
+from ffmem.index.reader import Index
 from ffmem.index.store import LocalStore
-from ffmem.index.values import together
+from ffmem.index.values import model_of, together
+from ffmem.live.causal import causal
 from ffmem.words import ModelError, RunError
+from tests.tiny import tiny_model, word_tokenizer
 
 room = import_module("ffmem.index.values")  # its name is the function's too
 
@@ -35,6 +39,64 @@ def test_values_load_the_run_s_own_model_and_check_it(gpt2_folder, tmp_path):
 def test_another_model_is_refused_with_both_names(run, llama):
     with pytest.raises(RunError, match=r"was made with model .* but .* has"):
         values(run, llama, quiet=True)
+
+
+def intervened(run, model):
+    with intervene(model, "L1D0=0", run=run):
+        pass
+
+
+WAYS = {
+    "open_index": lambda run, model: open_index(run, model=model),
+    "Index": lambda run, model: Index(open_index(run).folder, open_index(run).manifest, model),
+    "model_of": lambda run, model: model_of(open_index(run), model),
+    "values": lambda run, model: values(run, model, quiet=True),
+    "causal": lambda run, model: causal(run, "L1D0", eval=["the king left ."], model=model, quiet=True),
+    "trace": lambda run, model: trace(model, "the king", run=run),
+    "intervene": intervened,
+    "recipe": lambda run, model: recipe(model, "L1D0=0", run=run),
+    "compare": lambda run, model: compare(model, "the king", "L1D0=0", run=run),
+    "run_experiments": lambda run, model: next(experiments.run_experiments(run, ["activity"], model=model, quiet=True)),
+} | {name: lambda run, model, name=name: getattr(experiments, name)(model, open_index(run), quiet=True) for name in NAMES}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_from_a_run_takes_another_model_or_another_tokenizer(way, run, gpt2):
+    before = (run / "manifest.json").read_bytes()
+    with pytest.raises(RunError, match=r"was made with model .* but .* has .*: give the model it was made with"):
+        WAYS[way](run, load_model(tiny_model("gpt2", seed=1), tokenizer=gpt2.tokenizer))
+    other = word_tokenizer()
+    other.add_tokens(["unheard"])
+    with pytest.raises(RunError, match=r"was made with tokenizer .* but .* has .*: give the tokenizer it was made with"):
+        WAYS[way](run, load_model(gpt2.model, tokenizer=other))
+    assert (run / "manifest.json").read_bytes() == before
+
+
+def test_a_model_in_memory_that_changed_behind_an_open_run_is_refused(run, tokenizer):
+    model = load_model(tiny_model("gpt2"), tokenizer=tokenizer)
+    index = open_index(run, model=model)
+    assert model_of(index) is model is index.model
+    with torch.no_grad():
+        model.model.transformer.wte.weight[0, 0] += 1
+    with pytest.raises(RunError, match="was made with model"):
+        values(index, quiet=True)
+    with pytest.raises(AttributeError):
+        index.model = model
+
+
+def test_the_check_hashes_the_weights_of_a_model_that_was_loaded_once(gpt2_folder, tmp_path, monkeypatch):
+    hashed = []
+    monkeypatch.setattr("ffmem.model.loading.model_hash", lambda model: hashed.append(model) or "a hash")
+    loaded = load_model(str(gpt2_folder))
+    index = build_index(loaded, ["the king left ."], out=tmp_path / "run", quiet=True)
+    for _ in range(3):
+        assert model_of(open_index(index.path, model=loaded)) is loaded
+    assert hashed == [loaded.model]
+
+
+def test_a_run_opened_with_a_name_has_that_model(gpt2_folder, tmp_path):
+    build_index(str(gpt2_folder), ["the king left ."], out=tmp_path / "run", quiet=True)
+    assert len(open_index(tmp_path / "run", model=gpt2_folder)["L1D0"].value.top(2)) == 2
 
 
 def test_a_model_that_is_gone_is_an_error(gpt2_folder, tmp_path):

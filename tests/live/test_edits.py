@@ -102,6 +102,7 @@ def test_a_large_set_is_shown_by_its_first_cells_and_their_number():
     [
         ("L4D0=0", "has layers 1 to 3, found layer 4"),
         ("L3D128=0", "layer 3 of .* has cells 0 to 127, found 128"),
+        ((Cell(3, -1), "=0"), "layer 3 of .* has cells 0 to 127, found -1"),
         ("L1D0=1e39", r"expected a number up to 3.4e\+38, as float32 holds"),
         ("L1D0~q0.9", r"~q0.9\*1 needs a run"),
     ],
@@ -113,7 +114,7 @@ def test_an_edit_outside_the_model_gets_a_line_with_the_valid_range(gpt2, edit, 
 
 def test_a_quantile_is_in_the_units_of_each_cell_from_the_runs_statistics(gpt2, run):
     edits = parse_edits(["L1D0,L2D5,L1D3~q0.9*2"])
-    changes = resolve(gpt2, edits, statistics_for(gpt2, edits, run.path))
+    changes = resolve(gpt2, edits, statistics_for(gpt2, run.path))
     assert changes[1][0].cells == [0, 3]
     assert changes[1][0].amounts == [2 * run[name].stats.quantile(0.9) for name in ("L1D0", "L1D3")]
     assert changes[2][0].amounts == [2 * run["L2D5"].stats.quantile(0.9)]
@@ -122,14 +123,16 @@ def test_a_quantile_is_in_the_units_of_each_cell_from_the_runs_statistics(gpt2, 
 def test_a_run_of_another_model_or_without_statistics_is_refused(gpt2, llama, run, tmp_path):
     edits = parse_edits(["L1D0~q0.9"])
     with pytest.raises(FfmemError, match="was made with model"):
-        statistics_for(llama, edits, run)
+        statistics_for(llama, run)
     bare = build_index(gpt2, ["the king left ."], out=tmp_path / "bare", stats="off", quiet=True)
     with pytest.raises(FfmemError, match="built with stats off"):
-        resolve(gpt2, edits, statistics_for(gpt2, edits, bare))
+        resolve(gpt2, edits, statistics_for(gpt2, bare))
 
 
-def test_a_run_is_not_even_opened_where_no_edit_needs_it(gpt2):
-    assert statistics_for(gpt2, parse_edits(["L1D0=0"]), "no/such/run") is None
+def test_a_run_that_no_edit_needs_is_checked_too_and_none_is_none(gpt2):
+    assert statistics_for(gpt2, None) is None
+    with pytest.raises(FfmemError, match="expected a run folder"):
+        statistics_for(gpt2, "no/such/run")
 
 
 def test_changes_are_made_one_behind_the_other_where_they_are_wanted_on_a_copy(tokenizer):

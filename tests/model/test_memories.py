@@ -1,11 +1,13 @@
 """A model as a stack of memories: reading coefficients, and what it says about itself."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from ffmem.model.families import FAMILIES
 from ffmem.model.memories import NO_LIMIT, MemoryModel
-from ffmem.words import FfmemError, ModelError
+from ffmem.words import CellError, FfmemError, ModelError
 from tests.tiny import VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -112,10 +114,23 @@ def test_a_model_whose_value_matrix_is_never_called_is_an_error(memories, ids, m
         model.record(ids)
 
 
-@pytest.mark.parametrize("layer", [0, -1, 4])
-def test_reading_a_layer_that_is_not_there_is_an_error(memories, ids, layer):
-    with pytest.raises(FfmemError, match="from 1 to 3"):
-        read(memories("gpt2"), ids, [layer])
+@pytest.mark.parametrize("layer", [0, -1, 4, 99, True])
+@pytest.mark.parametrize("variant", ["gpt2", "olmo2"])
+def test_a_layer_that_is_not_there_is_an_error_wherever_one_is_named(memories, ids, variant, layer):
+    model = memories(variant)
+    ways = (model.keys, model.values, model.value_bias, model.block, model.value_module)
+    for way in (*ways, partial(model.closed, torch.zeros(model.d)), partial(read, model, ids)):
+        with pytest.raises(CellError, match=f"^expected layers from 1 to 3, found (layer )?{layer}$"):
+            way(layer)
+    with pytest.raises(CellError, match="from 1 to 3"):
+        read(model, ids, [1, layer])
+
+
+@pytest.mark.parametrize("layer", [1.0, "1", None, torch.zeros(2)])
+def test_what_is_no_number_is_no_layer(memories, layer):
+    with pytest.raises(CellError, match=r"^expected layers from 1 to 3, found "):
+        memories("gpt2").block(layer)
+    assert memories("gpt2").block(torch.tensor(1)) is memories("gpt2").block(1) is memories("gpt2").blocks[0]
 
 
 def test_a_model_tells_its_sizes(memories):

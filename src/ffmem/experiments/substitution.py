@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ffmem.model.memories import MemoryModel
-from ffmem.model.spots import first_tensor, hooked, module_at
+from ffmem.model.spots import Hook, first_tensor, hooked, module_at
 from ffmem.words import ModelError
 
 
@@ -34,7 +33,7 @@ Rule = Callable[[Factors], Tensor | None]
 @contextmanager
 def substituted(model: MemoryModel, layers: Iterable[int], rule: Rule) -> Iterator[None]:
     """Run the model inside with `rule`'s coefficients in these layers (from 1)."""
-    with hooked(*(install for layer in layers for install in _installs(model, layer, rule))):
+    with hooked(*(hook for layer in layers for hook in _hooks(model, layer, rule))):
         yield
 
 
@@ -46,7 +45,7 @@ def recorded(model: MemoryModel) -> Iterator[list[Any]]:
     def keep(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         outputs.append(output)
 
-    with hooked(*(partial(block.register_forward_hook, keep) for block in model.blocks)):
+    with hooked(*(Hook(block, "out", keep) for block in model.blocks)):
         yield outputs
 
 
@@ -56,24 +55,14 @@ def replayed(model: MemoryModel, outputs: list[Any]) -> Iterator[None]:
 
     For the same ids: a change in a layer reaches nothing below it.
     """
-    blocks = model.blocks[: len(outputs)]
-    # A package that spreads a model over devices puts a forward of its own on each block.
-    own = [block.__dict__.get("forward") for block in blocks]
-    try:
-        for block, output in zip(blocks, outputs, strict=True):
-            block.forward = lambda *_, output=output, **__: output  # type: ignore[method-assign]
+    pairs = zip(model.blocks[: len(outputs)], outputs, strict=True)
+    with hooked(*(Hook(block, "instead", lambda *_, output=output, **__: output) for block, output in pairs)):
         yield
-    finally:
-        for block, before in zip(blocks, own, strict=True):
-            if before is None:
-                block.__dict__.pop("forward", None)
-            else:
-                block.forward = before
 
 
-def _installs(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Callable[[], Any]]:
+def _hooks(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Hook]:
     """Hooks of one layer: keep what the key and up matrices give, and change what enters the value matrix."""
-    family, block = model.family, model.blocks[layer - 1]
+    family, block = model.family, model.block(layer)
     kept: dict[str, Tensor] = {}
 
     def keeper(path: str) -> Callable[..., None]:
@@ -94,17 +83,17 @@ def _installs(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Callable[[
             raise ModelError(f"{model.name}: expected {spot!r} in layer {layer} to give a number a cell, {shapes}")
         return tensor
 
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         m = args[0]
         up = None if family.up is None else part(family.up, m)
         new = rule(Factors(layer, part(family.key, m), up, m))
         kept.clear()
-        return None if new is None else (new.to(m.dtype), *args[1:])
+        return None if new is None else ((new.to(m.dtype), *args[1:]), kwargs)
 
     paths = dict.fromkeys(_place(spot)[0] for spot in (family.key, family.up) if spot is not None)
     for path in paths:
-        yield partial(module_at(block, path, "the keys").register_forward_hook, keeper(path))
-    yield partial(model.value_modules[layer - 1].register_forward_pre_hook, enter)
+        yield Hook(module_at(block, path, "the keys"), "out", keeper(path))
+    yield Hook(model.value_module(layer), "in", enter)
 
 
 def _place(spot: str) -> tuple[str, int | None]:

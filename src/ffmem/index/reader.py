@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 
-def open_index(run: str | Path, *, model: MemoryModel | None = None) -> Index:
-    """Open a finished run, in a folder or at a URL. With its `model`, values can be projected that were not stored."""
+def open_index(run: str | Path, *, model: MemoryModel | Any = None) -> Index:
+    """Open a finished run, in a folder or at a URL. With its `model`, values can be projected that were not stored.
+
+    `model` is one already or anything that `load_model` takes. One that did not make the run is an error.
+    """
     folder = RunFolder(run)
     return Index(folder, folder.complete(), model)
 
@@ -37,9 +40,14 @@ def _mapped(path: Path, inode: int, changed: int) -> pa.Table:
 class Index:
     """Every memory cell of a run: `index["L3D17"]`, or iterate over all of them."""
 
-    def __init__(self, folder: RunFolder, manifest: Manifest, model: MemoryModel | None = None) -> None:
-        self.folder, self.manifest, self.model = folder, manifest, model
+    def __init__(self, folder: RunFolder, manifest: Manifest, model: MemoryModel | Any = None) -> None:
+        self.folder, self.manifest = folder, manifest
         self.path = folder.path
+        self._model: MemoryModel | None = None
+        if model is not None:
+            from ffmem.index.values import model_of
+
+            self._model = model_of(self, model)
         self._tables: dict[str, pa.Table] = {}
         self.layers: list[int] = manifest.settings.layers
         counts = manifest.model.cells
@@ -62,7 +70,7 @@ class Index:
             layers = f"{first} to {last}" if whole else ", ".join(map(str, self.layers))
             raise CellError(f"{cell}: this run has layers {layers}, found layer {cell.layer}")
         begin, count = self._begin[cell.layer]
-        if cell.index >= count:
+        if not 0 <= cell.index < count:
             raise CellError(f"{cell}: layer {cell.layer} has cells 0 to {count - 1}, found {cell.index}")
         return CellView(self, cell, begin + cell.index)
 
@@ -70,6 +78,11 @@ class Index:
         for layer in self.layers:
             for index in range(self._begin[layer][1]):
                 yield self[Cell(layer, index)]
+
+    @property
+    def model(self) -> MemoryModel | None:
+        """The run's own model, if it was opened with it."""
+        return self._model
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -70,10 +70,13 @@ def values(
 
 
 def model_of(index: Index, model: MemoryModel | Any = None, **load: Any) -> MemoryModel:
-    """The model of a run: the one given or the manifest's, its hash checked."""
+    """The model of a run: the one given, the one it was opened with or the manifest's; any other is refused.
+
+    Every way from a run to a model goes through here. The check costs a hash of the weights for a model in memory, which
+    its owner may have changed, and no more than one for all calls together where ffmem loaded it.
+    """
     facts = index.manifest.model
-    if model is None and index.model is not None:
-        return index.model
+    model = index.model if model is None else model
     if model is None and facts.in_memory:
         raise RunError(f"{index.path} was made with a {facts.architecture} in memory: give that model (--model)")
     if model is None:

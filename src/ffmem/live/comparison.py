@@ -177,7 +177,7 @@ def compare(
             raise FfmemError(f"expected {name} of at least {least}, found {number}")
     scope, parsed = Scope.parse(at), parse_edits(edits)
     loaded = load_model(model, **load)
-    index = statistics_for(loaded, parsed, run)
+    index = statistics_for(loaded, run)
     changes = resolve(loaded, parsed, index)
     put = loaded.check_bos(bos)
     later = str(scope) == "generated"

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ffmem.index.origin import check_same_model
 from ffmem.index.reader import Index, open_index
+from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.words import Cell, CellError, FfmemError, RunError
 
@@ -165,12 +165,12 @@ def parse_edits(edits: Iterable[Any]) -> list[Edit]:
     return found
 
 
-def statistics_for(model: MemoryModel, edits: Iterable[Edit], run: str | Path | Index | None) -> Index | None:
-    """The run, where an edit needs its quantiles; it must be of this model."""
-    if run is None or all(edit.operation.quantile is None for edit in edits):
+def statistics_for(model: MemoryModel, run: str | Path | Index | None) -> Index | None:
+    """The run whose quantiles edits may name; it must be of this model, whether they name any or not."""
+    if run is None:
         return None
     index = run if isinstance(run, Index) else open_index(run)
-    check_same_model(index.path, index.manifest, model)
+    model_of(index, model)
     return index
 
 
@@ -195,7 +195,7 @@ def check_cell(model: MemoryModel, cell: Cell) -> None:
     """An error with the valid range where a model has no such cell."""
     if not 1 <= cell.layer <= model.layers:
         raise CellError(f"{cell}: {model.name} has layers 1 to {model.layers}, found layer {cell.layer}")
-    if cell.index >= model.cells[cell.layer - 1]:
+    if not 0 <= cell.index < model.cells[cell.layer - 1]:
         last = model.cells[cell.layer - 1] - 1
         raise CellError(f"{cell}: layer {cell.layer} of {model.name} has cells 0 to {last}, found {cell.index}")
 

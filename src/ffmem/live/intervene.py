@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from ffmem.live.edits import Change, Changes, Edit, edited, parse_edits, resolve
 from ffmem.live.scope import Columns, Scope, following
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
-from ffmem.model.spots import hooked
+from ffmem.model.spots import Hook, hooked
 from ffmem.words import ModelError
 
 
@@ -45,48 +43,38 @@ def intervene(
     """
     scope, parsed = Scope.parse(at), parse_edits(edits)
     loaded = load_model(model, **load)
-    with applying(loaded, resolve(loaded, parsed, statistics_for(loaded, parsed, run)), scope):
+    with applying(loaded, resolve(loaded, parsed, statistics_for(loaded, run)), scope):
         yield loaded
 
 
 @contextmanager
 def applying(model: MemoryModel, changes: Changes, scope: Scope) -> Iterator[None]:
     """The same with edits that are resolved."""
-    owner = threading.get_ident()
-
-    def ours() -> bool:
-        return threading.get_ident() == owner
-
     columns = None if scope.text == "all" else Columns(scope, model.bos)
-    installs: list[Callable[[], Any]] = []
+    hooks: list[Hook] = []
     if columns is not None:
         # Some models call a part of their base model rather than the whole; a reader of coefficients calls the base model.
         for module in dict.fromkeys((model.model, model.model.base_model)):
-            installs.append(partial(module.register_forward_pre_hook, following(columns, ours), with_kwargs=True))
+            hooks.append(Hook(module, "in", following(columns)))
     for layer, parts in changes.items():
-        hook = _hook(model, layer, parts, columns, ours)
-        installs.append(partial(model.value_modules[layer - 1].register_forward_pre_hook, hook))
-    with hooked(*installs):
+        hooks.append(Hook(model.value_module(layer), "in", _editing(model, layer, parts, columns)))
+    with hooked(*hooks):
         yield
 
 
-def _hook(
-    model: MemoryModel, layer: int, changes: list[Change], columns: Columns | None, ours: Callable[[], bool]
-) -> Callable[..., Any]:
-    """A forward pre-hook of a layer's value matrix."""
+def _editing(model: MemoryModel, layer: int, changes: list[Change], columns: Columns | None) -> Callable[..., Any]:
+    """What is done to that which enters a layer's value matrix."""
 
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not ours():
-            return None
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         m: Tensor = args[0]
         if columns is None:
-            return (edited(m, changes), *args[1:])
+            return (edited(m, changes), *args[1:]), kwargs
         where = columns.where
         if where is None or where.numel() * m.shape[-1] != m.numel():
             raise ModelError(f"{model.name}: layer {layer} got {tuple(m.shape)} coefficients in a forward not seen to begin")
         if not where.any():
             return None
         new = edited(m.reshape(*where.shape, -1), changes, where.to(m.device))
-        return (new.reshape(m.shape), *args[1:])
+        return (new.reshape(m.shape), *args[1:]), kwargs
 
     return enter

@@ -77,7 +77,7 @@ def recipe(
     """
     scope, parsed = Scope.parse(at), parse_edits(edits)
     loaded = load_model(model, **load)
-    changes = resolve(loaded, parsed, statistics_for(loaded, parsed, run))
+    changes = resolve(loaded, parsed, statistics_for(loaded, run))
     where = {"all": "all positions", "generated": "generated tokens only"}.get(str(scope), f"tokens [{scope}] of the prompt")
     lines = [f"# {', '.join(edit.shown for edit in parsed)} in {loaded.name}, at {where}", *_loading(loaded), ""]
     lines += [

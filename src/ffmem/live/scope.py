@@ -12,9 +12,15 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from ffmem.words import FfmemError
+from ffmem.text import beginning
+from ffmem.words import DIGITS, FfmemError
 
 EXPECTED = "all, generated, a position such as 4 or -1, or a range such as 3: or 2:5"
+
+SHOWN = 60
+"""Columns that are shown of what is no position."""
+
+_NUMBER = rf"[+-]?\d{{1,{DIGITS}}}"
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,11 @@ class Scope:
         text = str(at).strip()
         if text in ("all", "generated"):
             return cls(text)
-        if re.fullmatch(r"[+-]?\d+", text):
+        if re.fullmatch(_NUMBER, text):
             return cls(text, int(text))
-        if match := re.fullmatch(r"\s*([+-]?\d+)?\s*:\s*([+-]?\d+)?\s*", text):
+        if match := re.fullmatch(rf"({_NUMBER})?\s*:\s*({_NUMBER})?", text):
             return cls(text, slice(*(None if end is None else int(end) for end in match.groups())))
-        raise FfmemError(f"expected positions as {EXPECTED}, found {at!r}")
+        raise FfmemError(f"expected positions as {EXPECTED}, found {beginning(repr(at), SHOWN)}")
 
     def tokens(self, count: int) -> list[int]:
         """Which of a prompt's `count` tokens are meant, from 0; an error with the valid range where there are none."""
@@ -133,12 +139,10 @@ class Columns:
         return _Prompt(width, chosen.to(ids.device))
 
 
-def following(columns: Columns, wanted: Callable[[], bool]) -> Callable[..., None]:
-    """A forward pre-hook (with kwargs) for modules that take ids; it passes by calls that are not `wanted`."""
+def following(columns: Columns) -> Callable[..., None]:
+    """What is done when a module that takes ids is called, always by the same thread."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not wanted():
-            return
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments | kwargs
         ids = given.get("input_ids")
         if ids is None:

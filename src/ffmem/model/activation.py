@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
+
+from ffmem.model.spots import Hook, touched
 
 HALVES = (torch.bfloat16, torch.float16)
 """Types of which there are few enough numbers to try them all."""
@@ -68,16 +69,15 @@ class Watch:
         self.made: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self.found: nn.Module | None = None
 
-    def installs(self) -> list[Any]:
-        hooks = [lambda one=one: one.register_forward_hook(self._left) for one in self.modules]
-        return [*hooks, lambda: self.value.register_forward_pre_hook(self._entered)]
+    def hooks(self) -> list[Hook]:
+        return [*(Hook(one, "out", self._left) for one in self.modules), Hook(self.value, "in", self._entered)]
 
     def _left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.calls[module] += 1
         if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.shape == args[0].shape:
             self.made[module] = (output, output.clone())
 
-    def _entered(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+    def _entered(self, _: nn.Module, args: tuple[Any, ...], __: dict[str, Any]) -> None:
         # Nothing may have been done to it on the way, in place either.
         for module, (output, copy) in self.made.items():
             same = args[0].data_ptr() == output.data_ptr() and args[0].numel() == output.numel()
@@ -87,19 +87,6 @@ class Watch:
     def activation(self) -> Activation | None:
         """What was found, if it is called once, by its class's own forward, and nobody else looks at it or changes it."""
         module = self.found
-        if module is None or self.calls[module] != 1 or "forward" in vars(module):
-            return None
-        if module._forward_hooks or module._forward_pre_hooks:
+        if module is None or self.calls[module] != 1 or touched(module):
             return None
         return Activation.of(module, self.made[module][0])
-
-
-class Replaced:
-    """A module's forward, replaced until `remove` is called."""
-
-    def __init__(self, module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-        self.module = module
-        module.forward = forward  # type: ignore[method-assign]
-
-    def remove(self) -> None:
-        del self.module.forward

@@ -131,9 +131,9 @@ def _record(model: Any, block: nn.Module, spots: list[tuple[str, str]]) -> dict[
     def keeper(spot: str) -> Callable[[Tensor], None]:
         return lambda tensor: kept.__setitem__(spot, tensor)
 
-    installs = [record_spot(block, path, side, keeper(f"{path}.{side}")) for path, side in spots]
+    hooks = [record_spot(block, path, side, keeper(f"{path}.{side}")) for path, side in spots]
     size = model.config.get_text_config().vocab_size
-    with hooked(*installs):
+    with hooked(*hooks):
         model(input_ids=torch.arange(1, 8, device=model.device)[None] % size, use_cache=False)
     return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,13 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ffmem.model.activation import Activation, Replaced, Watch
+from ffmem.model.activation import Activation, Watch
 from ffmem.model.adaptive.bands import AdaptiveSoftmax
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.families import Family
-from ffmem.model.spots import hooked, module_at, record_spot, spots_of
+from ffmem.model.spots import Hook, hooked, module_at, record_spot, spots_of, touched
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
-from ffmem.words import FfmemError, ModelError, parse_layers
+from ffmem.words import FfmemError, ModelError, check_layer, parse_layers
 
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
@@ -28,9 +29,20 @@ NO_LIMIT = 1 << 20
 SHORT, NARROW = 64, 64
 """Tokens and width of a head up to which the memory-efficient kernel, with its smaller tiles, is the faster one."""
 
+_setting = threading.RLock()
 
-class _Stop(Exception):
-    """Raised inside a forward once the last wanted layer has been read."""
+
+class _Stop(BaseException):
+    """Raised inside a forward once the last wanted layer has been read.
+
+    No `Exception`: on one of those torch goes through the hooks of every module around, which other threads may change.
+    """
+
+
+class _UnderWay(threading.local):
+    """The shape of the ids of a reader's forward that this thread is making, while it is in the model."""
+
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -144,20 +156,28 @@ class MemoryModel:
                 return int(token)
         return None
 
+    def block(self, layer: Any) -> nn.Module:
+        """The block of a layer (from 1); an error with the layers there are for any other number."""
+        return self.blocks[check_layer(layer, self.layers) - 1]
+
+    def value_module(self, layer: Any) -> nn.Module:
+        """The value matrix of a layer (from 1)."""
+        return self.value_modules[check_layer(layer, self.layers) - 1]
+
     def keys(self, layer: int) -> Float[Tensor, "cells d"]:
         """The keys of a layer (from 1); in a gated layer, the gate's."""
         path, _, half = self.family.key.partition("[")
-        rows = _rows(module_at(self.blocks[layer - 1], path, "the keys")).T
+        rows = _rows(module_at(self.block(layer), path, "the keys")).T
         if half:
             rows = rows.chunk(2)[int(half.rstrip("]"))]
         return rows
 
     def values(self, layer: int) -> Float[Tensor, "cells d"]:
         """The values of a layer (from 1), without the value bias."""
-        return _rows(self.value_modules[layer - 1])
+        return _rows(self.value_module(layer))
 
     def value_bias(self, layer: int) -> Float[Tensor, " d"] | None:
-        return getattr(self.value_modules[layer - 1], "bias", None)
+        return getattr(self.value_module(layer), "bias", None)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -183,10 +203,10 @@ class MemoryModel:
         """
         from ffmem.model.check import probe_ids
 
-        if any(value._forward_pre_hooks for value in self.value_modules):
+        if any(touched(value, before_only=True) for value in self.value_modules):
             return [None] * self.layers
         watches = [Watch(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
-        with hooked(*(install for watch in watches for install in watch.installs())):
+        with hooked(*(hook for watch in watches for hook in watch.hooks())):
             self.model.base_model(input_ids=probe_ids(self), use_cache=False)
         return [watch.activation() for watch in watches]
 
@@ -194,50 +214,68 @@ class MemoryModel:
     def reading(
         self,
         visit: Visit,
-        layers: Iterable[int] | None = None,
+        layers: str | int | Iterable[int] | None = None,
         activating: Mapping[int, tuple[Activation, Callable[[Tensor], Tensor]]] | None = None,
     ) -> Iterator[Callable[[Tensor], None]]:
         """Give `visit` every wanted layer's coefficients, layer by layer, in each forward made inside.
 
         Yields the forward: it takes token ids, padded on the right, and ends as soon as the last wanted layer has
         been read, so neither that layer's values nor the vocabulary projection are computed. Padding needs no mask:
-        a causal model never looks right.
+        a causal model never looks right. Only this forward is read, in whatever thread it is called; any other forward
+        made meanwhile, by another thread or by `visit`, is as if nobody read.
 
         For a layer in `activating`, the function there is called in place of the activation: it gets what enters that and
         returns the coefficients, which `visit` is not given.
         """
         wanted = parse_layers(layers, self.layers)
         activating = activating or {}
-        shape: list[tuple[int, ...]] = [()]
+        under_way = _UnderWay()
 
-        def look(layer: int) -> Callable[[], Any]:
-            def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def aside(call: Callable[..., Any], *args: Any) -> Any:
+            """What `call` gives; a forward that it makes is not the one that is under way."""
+            shape, under_way.shape = under_way.shape, None
+            try:
+                return call(*args)
+            finally:
+                under_way.shape = shape
+
+        def look(layer: int) -> Hook:
+            def enter(_: nn.Module, args: tuple[Any, ...], __: dict[str, Any]) -> None:
+                assert under_way.shape is not None
                 if layer not in activating:
-                    visit(layer, args[0].reshape(*shape[0], -1))
+                    aside(visit, layer, args[0].reshape(*under_way.shape, -1))
                 if layer == wanted[-1]:
                     raise _Stop
 
-            return lambda: self.value_modules[layer - 1].register_forward_pre_hook(hook)
+            return Hook(self.value_module(layer), "in", enter)
 
-        def replace(activation: Activation, make: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
-            return lambda: Replaced(activation.module, lambda x: make(x.reshape(*shape[0], -1)).view(x.shape))
+        def replace(activation: Activation, make: Callable[[Tensor], Tensor]) -> Hook:
+            def forward(x: Tensor) -> Tensor:
+                assert under_way.shape is not None
+                return aside(make, x.reshape(*under_way.shape, -1)).view(x.shape)
+
+            return Hook(activation.module, "instead", forward)
 
         def forward(ids: Int[Tensor, "batch pos"]) -> None:
-            shape[0] = tuple(ids.shape)
+            before, under_way.shape = under_way.shape, tuple(ids.shape)
             try:
                 with torch.inference_mode(), self.attending(ids.shape[1]):
                     self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
             except _Stop:
                 return
+            finally:
+                under_way.shape = before
             raise ModelError(f"{self.name}: layer {wanted[-1]}'s value matrix was never called in a forward")
 
-        with hooked(*(look(layer) for layer in wanted), *(replace(*pair) for pair in activating.values())):
+        hooks = [*map(look, wanted), *(replace(*pair) for pair in activating.values())]
+        with hooked(*hooks, acting=lambda: under_way.shape is not None):
             yield forward
 
     def attending(self, columns: int) -> AbstractContextManager[None]:
         """Attention as a pass over a corpus has it, for rows of so many tokens.
 
-        On a GPU not by cuDNN, which plans anew, for tens of milliseconds, at every new shape of a batch.
+        On a GPU not by cuDNN, which plans anew, for tens of milliseconds, at every new shape of a batch. How attention is
+        computed is set for the whole process: there one thread's forward waits for another's.
         """
         if self.device.type != "cuda":
             return nullcontext()
@@ -246,7 +284,7 @@ class MemoryModel:
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
         if columns <= SHORT and width <= NARROW:
             order.reverse()
-        return sdpa_kernel([*order, SDPBackend.MATH], set_priority=True)
+        return _alone(sdpa_kernel([*order, SDPBackend.MATH], set_priority=True))
 
     @torch.inference_mode()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
@@ -291,7 +329,7 @@ class MemoryModel:
         """The same for any named spots of a block, such as {"r": "mlp.in"}: a list entry a layer."""
         shape = tuple(ids.shape)
         kept: dict[tuple[int, str], Tensor] = {}
-        installs = []
+        hooks = []
         for layer, block in enumerate(self.blocks):
             for expression in dict.fromkeys(spots.values()):  # a tensor that has several names is taken once
                 for path, side in spots_of(expression):
@@ -300,8 +338,8 @@ class MemoryModel:
                         tensor = pick(tensor.reshape(*shape, -1))
                         kept[key] = kept[key] + tensor if key in kept else tensor
 
-                    installs.append(record_spot(block, path, side, keep))
-        with hooked(*installs):
+                    hooks.append(record_spot(block, path, side, keep))
+        with hooked(*hooks):
             returned = forward(ids)
         for expression in spots.values():
             for layer in range(self.layers):
@@ -318,10 +356,11 @@ class MemoryModel:
     @torch.inference_mode()
     def closed(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
         """A vector of a layer's stream (r, y or o) as the next layer gets it: in a post-norm block, behind its own norm."""
+        block = self.block(layer)
         if self.family.o == "block.out":
             return h
         path, _ = self.family.o.rsplit(".", 1)
-        return self.blocks[layer - 1].get_submodule(path)(h)
+        return block.get_submodule(path)(h)
 
     def generate(self, prompt: str, tokens: int = 20, *, bos: str = "auto") -> str:
         """What the model writes behind a prompt: the most likely token, `tokens` times or up to the end of the text."""
@@ -334,6 +373,13 @@ class MemoryModel:
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
         return check_bos(bos, self.bos, self.name)
+
+
+@contextmanager
+def _alone(setting: AbstractContextManager[Any]) -> Iterator[None]:
+    """With a setting of the whole process, which no other thread changes meanwhile."""
+    with _setting, setting:
+        yield
 
 
 def check_bos(bos: str, token: int | None, name: str) -> bool:
