@@ -16,7 +16,7 @@ from ffmem.corpus.sources import open_sources
 from ffmem.model.adaptive.tokenizer import wiki_tokenizer
 from ffmem.progress import Reporter
 from ffmem.training.stream import MARK, UNKNOWN, encoded, read_stream, sentences, vocabulary, write_stream
-from ffmem.words import CorpusError
+from ffmem.words import CorpusError, RunError
 
 names = st.sampled_from(["a", "b", "c", "cat", "Cat", "é", "zoo", "Ж", "<unk>"])
 records = st.lists(st.lists(names, min_size=1, max_size=8), min_size=1, max_size=10)
@@ -97,7 +97,10 @@ def test_the_written_file_holds_what_reading_gives(file, tmp_path):
     tokenizer = wiki_tokenizer(vocabulary(sources, min_count=2))
     write_stream(sources, tokenizer, tmp_path / "stream.i32")
     assert np.fromfile(tmp_path / "stream.i32", np.int32).tolist() == read_stream(sources, tokenizer).tolist()
-    assert not (tmp_path / "stream.i32.tmp").exists()
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"full: cannot be written: No space left on device; make room there"):
+        write_stream(sources, tokenizer, tmp_path / "full")
+    assert (tmp_path / "full").is_char_device()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

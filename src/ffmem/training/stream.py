@@ -94,7 +94,7 @@ def write_stream(sources: Sequence[Source], tokenizer: WikiTokenizer, out: Path,
     with whole(out) as path:
         with path.open("wb") as file:
             for piece in encoded(sources, tokenizer, reporter):
-                piece.tofile(file)
+                file.write(piece.data)  # tofile does not say why it fails
         if not path.stat().st_size:
             raise _no_text(sources)
 

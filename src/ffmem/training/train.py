@@ -152,8 +152,9 @@ def _prepare(folder: RunFolder, sources: Any, min_count: int, context: int, quie
     path = folder / VOCABULARY
     with reporting("reading the corpus", quiet=quiet) as reporter:
         if not path.exists():
+            words = "\n".join(vocabulary(sources, min_count=min_count, reporter=reporter))
             with folder.writing(VOCABULARY) as temporary:
-                temporary.write_text("\n".join(vocabulary(sources, min_count=min_count, reporter=reporter)), "utf-8")
+                temporary.write_text(words, "utf-8")
         tokenizer = wiki_tokenizer(path.read_text("utf-8").split("\n"), context=context)
         if not (folder / STREAM).exists():
             write_stream(sources, tokenizer, folder / STREAM, reporter)
