@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -36,23 +37,20 @@ def test_how_attention_is_computed_is_as_before_after_many_threads_changed_it():
     def flags():
         return cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()
 
-    before, seen = flags(), []
+    before, seen, start = flags(), [], threading.Barrier(6)
 
     def other(backend):
-        for _ in range(200):
+        start.wait()
+        for _ in range(20):
             with alone(sdpa_kernel([backend])):
+                time.sleep(0)  # another thread's turn
                 seen.append((backend, flags()))
 
     threads = [threading.Thread(target=other, args=(one,)) for one in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION) * 3]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert flags() == before
     assert set(seen) == {
         (SDPBackend.MATH, (False, False, True, False)),
