@@ -4,14 +4,13 @@ import gc
 import threading
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 import pytest
 import torch
 from torch import nn
 
 from ffmem import intervene
-from ffmem.model.memories import _alone
 from ffmem.model.spots import Hook, hooked, touched
 from tests.model.threads import tiny, together, work
 
@@ -176,21 +175,3 @@ def test_hooks_are_taken_off_by_whoever_collects_a_context_that_was_left_open(el
     gc.collect()
     assert not module._forward_hooks
     assert "forward" not in vars(module)
-
-
-def test_a_setting_of_the_process_is_one_thread_s_at_a_time_who_may_nest_it():
-    entered, order = threading.Event(), []
-
-    def other():
-        entered.set()
-        with _alone(nullcontext()):
-            order.append("other")
-
-    thread = threading.Thread(target=other)
-    with _alone(nullcontext()), _alone(nullcontext()):
-        thread.start()
-        entered.wait()
-        thread.join(0.05)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "other"]

@@ -39,8 +39,8 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def tiny() -> MemoryModel:
-    return load_model(tiny_model(VARIANT), tokenizer=word_tokenizer())
+def tiny(variant: str = VARIANT) -> MemoryModel:
+    return load_model(tiny_model(variant), tokenizer=word_tokenizer())
 
 
 @torch.inference_mode()
@@ -126,9 +126,9 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def together(seconds: float, *, count: int = 8, seed: int = 0) -> Found:
+def together(seconds: float, *, count: int = 8, seed: int = 0, variant: str = VARIANT) -> Found:
     """`count` threads at work on one model for so long; every kind of work is done at least once."""
-    model = tiny()
+    model = tiny(variant)
     kinds = work(model)
     alone = {name: kind() for name, kind in kinds.items()}
     found, noting, start = Found(), threading.Lock(), threading.Barrier(count)
@@ -170,8 +170,9 @@ def together(seconds: float, *, count: int = 8, seed: int = 0) -> Found:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    result = together(float(sys.argv[1]), seed=int((sys.argv[2:] or ["0"])[0]))
-    print(sum(result.done.values()), "answers:", dict(result.done))
-    print(len(result.wrong), "wrong")
-    for line, times in Counter(result.wrong).most_common(12):
-        print(f"{times} × {line[:150]}")
+    length, *more = sys.argv[1:]  # seconds, and the variants of a tiny model that are wanted, in turn
+    for name in more or [VARIANT]:
+        result = together(float(length), variant=name)
+        print(f"{name}: {len(result.wrong)} of {sum(result.done.values())} answers wrong", dict(result.done))
+        for line, times in Counter(result.wrong).most_common(12):
+            print(f"  {times} × {line[:150]}")

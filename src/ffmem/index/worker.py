@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ffmem.index.manifest import Manifest
 from ffmem.index.origin import Subject
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
+from ffmem.model.process import Shared
 from ffmem.words import FfmemError
 
 SWITCH = 1e-4
@@ -166,11 +167,16 @@ def take_over_activations(model: MemoryModel, collectors: dict[int, LayerCollect
             collector.activation = found[layer - 1] if collector.fused else None
 
 
-@contextmanager
-def turns(device: str) -> Iterator[None]:
+def turns(device: str) -> AbstractContextManager[None]:
     """Where a GPU waits for this thread's calls, threads that read text and write files give way to it at once."""
+    return _short_turns() if device == "cuda" else nullcontext()
+
+
+@Shared
+@contextmanager
+def _short_turns() -> Iterator[None]:
     before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH if device == "cuda" else before)
+    sys.setswitchinterval(SWITCH)
     try:
         yield
     finally:

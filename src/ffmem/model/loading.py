@@ -20,6 +20,7 @@ from ffmem.model.discovery import discover
 from ffmem.model.families import FAMILIES, experts_of
 from ffmem.model.identity import model_hash
 from ffmem.model.memories import MemoryModel
+from ffmem.model.process import Shared
 from ffmem.words import ModelError
 
 DTYPES = {
@@ -221,6 +222,7 @@ def _first_line(error: Exception) -> str:
     return (text.splitlines() or [type(error).__name__])[0].rstrip(" :")
 
 
+@Shared
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep transformers' own progress bars and load reports off a user's screen."""

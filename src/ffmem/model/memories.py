@@ -19,6 +19,7 @@ from ffmem.model.activation import Activation, Watch
 from ffmem.model.adaptive.bands import AdaptiveSoftmax
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.families import Family
+from ffmem.model.process import alone
 from ffmem.model.spots import Hook, hooked, module_at, record_spot, spots_of, touched
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
 from ffmem.words import FfmemError, ModelError, check_layer, parse_layers
@@ -28,8 +29,6 @@ NO_LIMIT = 1 << 20
 """Longest text fed to a model that states no limit of its own."""
 SHORT, NARROW = 64, 64
 """Tokens and width of a head up to which the memory-efficient kernel, with its smaller tiles, is the faster one."""
-
-_setting = threading.RLock()
 
 
 class _Stop(BaseException):
@@ -284,7 +283,7 @@ class MemoryModel:
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
         if columns <= SHORT and width <= NARROW:
             order.reverse()
-        return _alone(sdpa_kernel([*order, SDPBackend.MATH], set_priority=True))
+        return alone(sdpa_kernel([*order, SDPBackend.MATH], set_priority=True))
 
     @torch.inference_mode()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
@@ -373,13 +372,6 @@ class MemoryModel:
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
         return check_bos(bos, self.bos, self.name)
-
-
-@contextmanager
-def _alone(setting: AbstractContextManager[Any]) -> Iterator[None]:
-    """With a setting of the whole process, which no other thread changes meanwhile."""
-    with _setting, setting:
-        yield
 
 
 def check_bos(bos: str, token: int | None, name: str) -> bool:
