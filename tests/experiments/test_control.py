@@ -27,11 +27,11 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def forwards(monkeypatch):
-    """How many models with random weights were made."""
-    made = []
-    monkeypatch.setattr(RUN, "random_model", lambda *args: made.append(args) or random_model(*args))
-    return made
+def controls(monkeypatch):
+    """What models with random weights were made with."""
+    asked = []
+    monkeypatch.setattr(RUN, "random_model", lambda *args: asked.append(args) or random_model(*args))
+    return asked
 
 
 def ran(made, kind):
@@ -41,7 +41,7 @@ def ran(made, kind):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "adaptive_lm"])
-def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_own(kind, made, forwards):
+def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_own(kind, made, controls):
     model, index = ran(made, kind)
     own = agreement(model, index, quiet=True)
     results = run_experiments(index, model=model, **SMALL)
@@ -64,43 +64,41 @@ def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_o
     assert chance["uniform"] == 1 / model.vocabulary.size
     assert all(row["shuffled"] is not None for row in chance["by_layer"])
     assert by_name["agreement"].rows != own.rows
-    assert len(forwards) == 1
+    assert len(controls) == 1
 
 
-def test_nothing_is_computed_again_while_nothing_differs(made, forwards, monkeypatch):
+def test_nothing_is_computed_again_while_nothing_differs(made, controls, monkeypatch):
     model, index = ran(made, "gpt2")
     names = ["activity", "agreement"]
     first = run_experiments(index, names, model=model, **SMALL)
-    assert len(forwards) == 1
-    monkeypatch.setattr(RUN, "model_of", lambda *_, **__: pytest.fail("a model was loaded"))
-    again = run_experiments(index, names, **SMALL)
+    assert len(controls) == 1
+    with monkeypatch.context() as nothing:
+        nothing.setattr(RUN, "model_of", lambda *_, **__: pytest.fail("a model was loaded"))
+        again = run_experiments(index, names, **SMALL)
     assert [one.as_dict() for one in again] == [one.as_dict() for one in first]
-    monkeypatch.undo()
-    made_ = []
-    monkeypatch.setattr(RUN, "random_model", lambda *args: made_.append(args) or random_model(*args))
-    for other in ({"seed": 1}, {"examples": 9, "seed": 1}, {"cells": 2, "seed": 1}):
+    for count, other in enumerate(({"seed": 1}, {"examples": 9, "seed": 1}, {"cells": 2, "seed": 1}), 2):
         run_experiments(index, ["activity"], model=model, **SMALL | other)
-    assert len(made_) == 3
-    run_experiments(index, ["activity", "refinement"], model=model, **SMALL | other)  # one of them is there
-    assert len(made_) == 4
+        assert len(controls) == count
+    run_experiments(index, ["activity", "composition"], model=model, **SMALL | other)  # one of them is there
+    assert len(controls) == 5
     monkeypatch.setattr(CONTROL, "_code", lambda: "another")
     run_experiments(index, ["activity"], model=model, **SMALL | other)
-    assert len(made_) == 5
+    assert len(controls) == 6
 
 
-def test_a_text_that_changes_or_lies_in_memory_is_read_again(made, forwards, tmp_path):
+def test_a_text_that_changes_or_lies_in_memory_is_read_again(made, controls, tmp_path):
     model, index = ran(made, "gpt2")
     text = tmp_path / "eval.txt"
     for lines in (5, 5, 6):
         text.write_text("the king left the city .\n" * lines, "utf-8")
         run_experiments(index, ["activity"], model=model, eval=text, **SMALL)
-    count = len(forwards)
+    count = len(controls)
     assert count >= 2
     run_experiments(index, ["activity"], model=model, eval=text, **SMALL)
-    assert len(forwards) == count
+    assert len(controls) == count
     for number in (1, 2):
         run_experiments(index, ["activity"], model=model, eval=["the king left .", "the sea ."], **SMALL)
-        assert len(forwards) == count + number
+        assert len(controls) == count + number
 
 
 def test_stopped_in_the_middle_it_leaves_nothing(made, monkeypatch):
@@ -115,12 +113,12 @@ def test_stopped_in_the_middle_it_leaves_nothing(made, monkeypatch):
     assert saved_results(index, "random") == []
 
 
-def test_a_damaged_control_is_made_again(made, forwards):
+def test_a_damaged_control_is_made_again(made, controls):
     model, index = ran(made, "gpt2")
     run_experiments(index, ["activity"], model=model, **SMALL)
     (index.path / "results" / "random" / "activity.json").write_text("{")
     run_experiments(index, ["activity"], model=model, **SMALL)
-    assert len(forwards) == 2
+    assert len(controls) == 2
     assert load_result(index, "activity", "random").control == "random"
 
 

@@ -469,7 +469,7 @@ def demo(
     """See it work, offline: the bundled model reads the bundled text.
 
     Indexes `wiki16` over nine tenths of `pocket`, shows memories worth seeing, runs the paper's experiments on small samples
-    of the other tenth, and writes the report. Takes two to three minutes on two cores.
+    of the other tenth, asks the same of random weights, and writes the report. Takes about three minutes on two cores.
     """
     from ffmem.demonstration import demo as run_demo
 

@@ -27,7 +27,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.results import Result, load_result, saved_results
 from ffmem.words import RunError
 
-CONTROL_EXAMPLES, CONTROL_CELLS, CONTROL_NORMALISED = 200, 20, 20
+CONTROL_EXAMPLES, CONTROL_CELLS, CONTROL_NORMALISED = 200, 20, 10
 """Prefixes to follow, cells a layer whose triggers have tokens removed, and examples of the normaliser."""
 CONTROL_TOKENS = 20_000
 """Of the run's corpus, which the control's index is made from."""
