@@ -6,6 +6,8 @@ import torch
 import ffmem
 from ffmem import demonstration
 from ffmem.demonstration import agreement, demo, worth_seeing
+from ffmem.index.folder import EXPERIMENTS
+from ffmem.results import saved_results
 from tests.tiny import some_text
 
 
@@ -44,6 +46,8 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
     out, err = capsys.readouterr()
     assert "has read" in out
     assert "claims hold" in out
+    assert "with random weights too" in out
+    assert set(saved_results(index, "random")) == set(EXPERIMENTS)
     assert out.count("  layer ") == index.manifest.model.layers
     assert (index.path / "report.html").is_file()
     assert str(index.path / "report.html") in err

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -83,8 +83,10 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
         index = values(index, model, top=10, quiet=quiet)
     cells = worth_seeing(index)
     _print_cells(index, cells)
-    results = list(run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet))
-    _print_claims({result.experiment: result for result in results})
+    sizes: dict[str, Any] = {"model": model, "eval": HELD_OUT, "examples": EXAMPLES, "cells": CELLS, "quiet": quiet}
+    results = run_experiments(index, **sizes)
+    control = run_experiments(index, control="random", **sizes)
+    _print_claims(*({result.experiment: result for result in found} for found in (results, control)))
     page = _page(index)
     if not quiet:
         _print_next(index, cells, page)
@@ -110,15 +112,18 @@ def _end(text: str, width: int = 90) -> str:
     return text if len(text) <= width else "…" + text[-width:].partition(" ")[2]
 
 
-def _print_claims(results: dict[str, Result]) -> None:
-    """How the paper's claims fared, and the clearest of its curves."""
+def _print_claims(results: dict[str, Result], control: dict[str, Result]) -> None:
+    """How the paper's claims fared, here and without any training, and the clearest of its curves."""
     from ffmem.reports.claims import judge_claims
 
-    verdicts = [claim.verdict for claim in judge_claims(results)]
-    held, judged = verdicts.count("holds"), len(verdicts) - verdicts.count("not measured")
+    claims = judge_claims(results)
+    judged = sum(claim.verdict != "not measured" for claim in claims)
+    held = {claim.id for claim in claims if claim.verdict == "holds"}
+    untrained = {claim.id for claim in judge_claims(control) if claim.verdict == "holds"}
     print(
-        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index: {held} of its {judged} claims "
-        "hold.\n"
+        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index: {len(held)} of its {judged} "
+        f"claims hold.\n{len(held & untrained)} of these hold with random weights too: they come with the architecture and "
+        "the text, not from training.\n"
         "The residual stream already predicts what the model will say, layer by layer:"
     )
     for row in results["refinement"].rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import PurePosixPath
@@ -13,12 +14,33 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ffmem.index.folder import RESULTS
+from ffmem.index.folder import EXPERIMENTS, RESULTS
 from ffmem.index.reader import Index
-from ffmem.words import RunError
+from ffmem.words import FfmemError, RunError
 
+CONTROLS = ("random",)
+MOST = 10_000_000
+"""Of anything that is counted: what is asked for beyond that is a slip."""
 WAIT = 600.0
 """Seconds that a result waits for another process which writes the same run."""
+
+
+def check_request(
+    names: Iterable[str] = (), *, control: str | None = None, seed: int | None = 0, **counts: int | None
+) -> list[str]:
+    """The experiments that are meant (all if none is named); an error where a name or a number cannot be."""
+    wanted = list(names) or list(EXPERIMENTS)
+    if unknown := [name for name in wanted if name not in EXPERIMENTS]:
+        raise FfmemError(f"expected experiments among {', '.join(EXPERIMENTS)}, found {unknown[0]!r}")
+    if control is not None and control not in CONTROLS:
+        raise FfmemError(f"expected a control among {', '.join(CONTROLS)}, found {control!r}")
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise FfmemError(f"expected a seed of at least 0 and below 2^63, found {seed}")
+    for name, count in counts.items():
+        if count is not None and not 1 <= count <= MOST:
+            bound = "at least 1" if count < 1 else f"at most {MOST:,}"
+            raise FfmemError(f"expected {name} of {bound}, found {count}")
+    return [name for name in EXPERIMENTS if name in wanted]
 
 
 @dataclass(frozen=True)
@@ -64,13 +86,16 @@ class Result:
         with index.folder.locked(wait=WAIT):
             now = index.folder.manifest()
             if now is None or now.identity != index.manifest.identity:
-                raise RunError(
-                    f"{index.path}: made anew since it was opened, so the result {self.experiment} is not its own"
-                )
+                raise RunError(f"{index.path}: made anew since it was opened; the result {self.experiment} is not of it")
             with index.folder.writing(f"{name}.parquet") as path:
                 pq.write_table(self.table, path)
             told = {"run": now.identity, **self.as_dict()}
-            text = json.dumps(told | {"hash": _hash(told)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            whole = told | {"hash": _hash(told)}
+            # The draws are many and small: a line each.
+            draws = [json.dumps(draw, ensure_ascii=False, separators=(",", ":")) for draw in whole["resamples"]]
+            text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            lines = ",".join(f"\n  {draw}" for draw in draws)
+            text = text.replace('\n "resamples": []', f'\n "resamples": [{lines}]', 1)
             with index.folder.writing(f"{name}.json") as path:
                 path.write_text(text, "utf-8")
         return self

@@ -116,6 +116,13 @@ def test_a_rank_is_the_place_in_a_full_sort(case, norm, rows):
         assert vocabulary.rank(h, order[:, place], norm=norm).tolist() == [place + 1] * 7
 
 
+def test_a_token_s_own_log_probability_is_that_of_the_formula(case, norm, rows):
+    vocabulary, h, expected = case
+    token = torch.arange(0, 98, 14)
+    found = vocabulary.log_prob(h, token, norm=norm)
+    torch.testing.assert_close(found.double(), expected[norm].gather(1, token[:, None])[:, 0], rtol=1e-4, atol=1e-5)
+
+
 def test_no_more_rows_are_projected_at_a_time_than_a_chunk_holds(case, rows):
     vocabulary, h, _ = case
     seen = []

@@ -29,15 +29,15 @@ TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
 VALUES_ANEW = "values-2.arrow"
 """Values that are made anew take the one of the two names that is free: the earlier ones stay until these are there."""
 
-EXPERIMENTS = ("activity", "agreement", "composition", "normaliser", "refinement", "removal")
-"""Those whose results a run may hold."""
+EXPERIMENTS = ("removal", "agreement", "activity", "composition", "refinement", "normaliser")
+"""The names of the paper's experiments, in the order in which they are run."""
 FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
 PARTS = re.compile(
     "|".join(
         (
             *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
             rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
-            rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)})\.(json|parquet)",
+            rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)}|causal)\.(json|parquet)",
             rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
         )
     )
