@@ -15,7 +15,6 @@ from ffmem.words import Cell, FfmemError
 
 if TYPE_CHECKING:
     from ffmem.index.reader import CellView, Index
-    from ffmem.results import Result
 
 MODEL = "wiki16"
 CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
@@ -83,8 +82,9 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
         index = values(index, model, top=10, quiet=quiet)
     cells = worth_seeing(index)
     _print_cells(index, cells)
-    results = list(run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet))
-    _print_claims({result.experiment: result for result in results})
+    for _ in run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet):
+        pass  # each is kept in the run
+    _print_claims(index)
     page = _page(index)
     if not quiet:
         _print_next(index, cells, page)
@@ -110,15 +110,16 @@ def _end(text: str, width: int = 90) -> str:
     return text if len(text) <= width else "…" + text[-width:].partition(" ")[2]
 
 
-def _print_claims(results: dict[str, Result]) -> None:
+def _print_claims(index: Index) -> None:
     """How the paper's claims fared, and the clearest of its curves."""
-    from ffmem.reports.claims import judge_claims
+    from ffmem.reports.claims import judge_claims, summary
+    from ffmem.reports.figures import all_results
+    from ffmem.reports.verdicts import CONTROL
 
-    verdicts = [claim.verdict for claim in judge_claims(results)]
-    held, judged = verdicts.count("holds"), len(verdicts) - verdicts.count("not measured")
+    results = all_results(index)
+    claims = judge_claims(results, all_results(index, CONTROL))
     print(
-        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index: {held} of its {judged} claims "
-        "hold.\n"
+        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index. {summary(claims)}\n"
         "The residual stream already predicts what the model will say, layer by layer:"
     )
     for row in results["refinement"].rows:

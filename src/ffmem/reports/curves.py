@@ -12,6 +12,8 @@ from ffmem.words import FfmemError
 
 Form = Literal["line", "bar"]
 HERE, PAPER = "this model", "the paper"
+FEW = 30
+"""Cells below which a bin's share says little."""
 COLOURS = {
     HERE: "#0072B2",
     PAPER: "#808080",

@@ -61,10 +61,10 @@ def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
     return made
 
 
-def all_results(index: Index) -> dict[str, Result]:
-    """The results of a run that figures are made from."""
+def all_results(index: Index, control: str | None = None) -> dict[str, Result]:
+    """The results of a run that figures are made from: of its model, or of a control."""
     known = {experiment for experiment, _ in FIGURES.values()}
-    return {name: load_result(index, name) for name in saved_results(index) if name in known}
+    return {name: load_result(index, name, control) for name in saved_results(index, control) if name in known}
 
 
 def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: str | None = None) -> LayerChart:

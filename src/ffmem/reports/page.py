@@ -15,7 +15,8 @@ from ffmem.reports.drawing import bundle
 from ffmem.reports.figures import all_results, save_figures
 from ffmem.reports.markup import Raw, element, facts, join
 from ffmem.reports.paper import the_paper
-from ffmem.reports.sections import claims_section, examples, figures_section, glossary, table2, what_was_run
+from ffmem.reports.sections import claims_section, examples, figures_section, glossary, opening, table2, what_was_run
+from ffmem.reports.verdicts import CONTROL
 from ffmem.words import FfmemError
 
 
@@ -39,11 +40,12 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
 
 def render(index: Index) -> str:
     """The page of a run."""
-    results, layers = all_results(index), index.manifest["model"]["layers"]
+    results, controls, layers = all_results(index), all_results(index, CONTROL), index.manifest["model"]["layers"]
+    claims = judge_claims(results, controls)
     name = index.manifest["model"]["name"]
     body = [
         what_was_run(index, results),
-        claims_section(judge_claims(results)),
+        claims_section(claims),
         figures_section(results, layers),
         table2(results),
         examples(index, results),
@@ -51,6 +53,7 @@ def render(index: Index) -> str:
     return Template(_part("page.html")).substitute(
         title=escape(f"Feed-forward memories of {name}, beside the paper"),
         style=_part("page.css"),
+        opening=opening(claims),
         glossary=glossary(),
         body=join(body),
         source=escape(the_paper().source),

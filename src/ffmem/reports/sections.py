@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 from ffmem.index.reader import Index
 from ffmem.reports.captions import CAPTIONS
-from ffmem.reports.claims import FEWEST, Claim
+from ffmem.reports.claims import summary
 from ffmem.reports.curves import FIGURES, Panel, Results, panels
 from ffmem.reports.drawing import svg
 from ffmem.reports.figures import draw, figure, shown
 from ffmem.reports.markup import Raw, data, details, element, facts, join, table
 from ffmem.reports.paper import the_paper
+from ffmem.reports.readings import FEWEST
+from ffmem.reports.verdicts import RUN_CONTROL, Claim, Verdict
 from ffmem.text import shown_token
 
 GLOSSARY = {
@@ -24,7 +27,13 @@ GLOSSARY = {
     "residual stream": "What flows from layer to layer, and to which every layer adds. Read through the vocabulary, it too "
     "predicts a token.",
 }
-SYMBOLS = {"holds": "✓", "does not hold": "✗", "not measured": "–"}
+SYMBOLS: dict[Verdict, str] = {
+    "holds": "✓",
+    "does not hold": "✗",
+    "undecided": "?",
+    "not measured": "–",
+    "does not apply": "–",
+}
 OWN_TEXT = ("(the indexed corpus itself)", "sentences that the run kept")
 """How results say that their examples are from text that the index has seen."""
 OPENED, TRIGGERS, CASES = 12, 5, 100
@@ -78,27 +87,50 @@ def _own_text(settings: dict[str, Any]) -> bool:
     return any(mark in str(settings.get("examples_from")) for mark in OWN_TEXT)
 
 
-def claims_section(claims: list[Claim]) -> Raw:
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in SYMBOLS}
+def opening(claims: Sequence[Claim]) -> Raw:
+    """What the page says first: how the claims fared."""
+    return element("p", element("strong", summary(claims)), class_="summary")
+
+
+def claims_section(claims: Sequence[Claim]) -> Raw:
     rows = [
         [
-            element("span", f"{SYMBOLS[claim.verdict]} {claim.verdict}", class_=claim.verdict.replace(" ", "-")),
+            join(_marks(claim)),
             element("span", claim.claim, " ", element("small", claim.figure)),
             claim.paper,
             claim.here,
+            _control(claim),
             element("small", claim.rule),
         ]
         for claim in claims
     ]
     intro = (
-        f"Of {len(claims)} claims {counts['holds']} hold here, {counts['does not hold']} do not, and "
-        f"{counts['not measured']} were not measured. A verdict follows from the numbers by the rule in its row and by "
-        "nothing else. Spearman is the correlation of ranks: +1 where one always rises with the other, −1 where it always "
-        f"falls; a trend is judged from {FEWEST} layers on."
+        "A verdict follows from a number by the rule in its row and by nothing else. Behind a number stands its 95% "
+        "interval: what the same number is on cells or examples drawn again from those that were looked at. A claim holds "
+        "where the number and its whole interval meet the rule, does not hold where none of it does, and is undecided "
+        "between. What holds for a model of this shape with random weights too says nothing about what this one has "
+        "learned: it is no evidence. Spearman is the correlation of ranks: +1 where one always rises with the other, −1 "
+        f"where it always falls; a trend is judged from {FEWEST} layers on, and the quarters at its two ends must agree."
     )
-    columns = ["verdict", "claim", "the paper says", "here", "rule"]
-    made = table("The paper's claims, and what is so here", columns, rows, class_="claims")
+    columns = ["verdict", "claim", "the paper says", "here", "random weights", "rule"]
+    made = table("The paper's claims, and what is so here", columns, rows, class_="claims stacked")
     return element("section", element("h2", "The paper says / here"), element("p", intro), made, aria_label="Claims")
+
+
+def _marks(claim: Claim) -> list[Raw]:
+    """A claim's verdict, and what it is worth."""
+    marks = [element("span", f"{SYMBOLS[claim.verdict]} {claim.verdict}", class_=claim.verdict.replace(" ", "-"))]
+    if claim.evidence:
+        # A control that did not run, or did not tell, is no fault of the claim's.
+        kind = claim.evidence if claim.evidence in ("evidence", "no evidence") else "open"
+        marks.append(element("small", claim.evidence, class_=f"worth {kind.replace(' ', '-')}"))
+    return marks
+
+
+def _control(claim: Claim) -> Any:
+    if claim.control is None:
+        return element("small", "–" if claim.verdict == "not measured" else RUN_CONTROL)
+    return element("span", element("b", claim.control.verdict), ": ", claim.control.text)
 
 
 def figures_section(results: Results, layers: int) -> Raw:
