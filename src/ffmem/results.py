@@ -68,7 +68,11 @@ class Result:
         name = _name(self.experiment, self.control)
         with index.folder.writing(f"{name}.parquet") as path:
             pq.write_table(self.table, path)
-        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        whole = self.as_dict()
+        # Many and small: a line each.
+        draws = [json.dumps(draw, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for draw in whole["resamples"]]
+        text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = text.replace('\n "resamples": []', '\n "resamples": [' + ",".join(f"\n  {draw}" for draw in draws) + "]", 1)
         with index.folder.writing(f"{name}.json") as path:
             path.write_text(text, "utf-8")
         return self

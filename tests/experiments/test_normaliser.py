@@ -13,9 +13,8 @@ from transformers.activations import ACT2FN
 
 from ffmem import build_index, load_model
 from ffmem.experiments.examples import Example, Examples, sample_examples
-from ffmem.experiments.normaliser import _feeds, batch_loss, effective_memories, normaliser, softmax, softmax_scaled
+from ffmem.experiments.normaliser import _feeds, batch_losses, effective_memories, normaliser, softmax, softmax_scaled
 from ffmem.experiments.substitution import Factors, recorded, replayed, substituted
-from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.results import load_result
 from ffmem.words import CorpusError, ModelError, RunError
 from tests.tiny import UNKNOWN, VARIANTS, some_sentences, tiny_model
@@ -161,14 +160,14 @@ def test_the_original_coefficients_given_back_leave_the_loss_as_it_is_bit_for_bi
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     index = built(model, tmp_path)
     feeds = _feeds(sample_examples(model, index, count=10, quiet=True), model, True)
-    untouched = [batch_loss(model, feed) for feed in feeds]
+    untouched = [batch_losses(model, feed).tolist() for feed in feeds]
     with substituted(model, range(1, model.layers + 1), lambda factors: factors.m.clone()):
-        assert [batch_loss(model, feed) for feed in feeds] == untouched
+        assert [batch_losses(model, feed).tolist() for feed in feeds] == untouched
     with substituted(model, range(1, model.layers + 1), lambda factors: None):
-        assert [batch_loss(model, feed) for feed in feeds] == untouched
+        assert [batch_losses(model, feed).tolist() for feed in feeds] == untouched
     with substituted(model, [1], lambda factors: factors.m * 2):
-        assert [batch_loss(model, feed) for feed in feeds] != untouched
-    assert [batch_loss(model, feed) for feed in feeds] == untouched
+        assert [batch_losses(model, feed).tolist() for feed in feeds] != untouched
+    assert [batch_losses(model, feed).tolist() for feed in feeds] == untouched
 
 
 def relu_model(tokenizer, *, cells, keys):
@@ -289,21 +288,25 @@ def test_the_rules_by_hand():
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "adaptive_lm"])
-def test_logits_are_held_a_few_rows_at_a_time(variant, tokenizer, tmp_path, monkeypatch):
+def test_logits_are_held_a_few_rows_at_a_time_and_each_target_has_its_own_loss(variant, tokenizer, tmp_path, monkeypatch):
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     feeds = _feeds(sample_examples(model, built(model, tmp_path), count=10, quiet=True), model, True)
-    whole = sum(batch_loss(model, feed) for feed in feeds)
-    monkeypatch.setattr(MODULE, "CHUNK_ELEMENTS", 2 * model.vocabulary.size)
+    wanted = []
+    for feed in feeds:
+        with torch.no_grad():
+            log_probs = torch.log_softmax(model.model(input_ids=feed.ids).logits.double(), -1)[feed.predicting]
+        wanted += (-log_probs.gather(1, feed.targets.long()[:, None])[:, 0]).tolist()
+    monkeypatch.setattr(sys.modules["ffmem.model.vocabulary"], "CHUNK_ELEMENTS", 2 * model.vocabulary.size)
     widest = []
-    owner, name = (AdaptiveLM, "nll") if variant == "adaptive_lm" else (type(model.vocabulary), "log_probs")
-    original = getattr(owner, name)
+    original = type(model.vocabulary).pieces
 
-    def counting(self, h, *args, **kwargs):
+    def counting(self, h, **options):
         widest.append(len(h))
-        return original(self, h, *args, **kwargs)
+        return original(self, h, **options)
 
-    monkeypatch.setattr(owner, name, counting)
-    assert sum(batch_loss(model, feed) for feed in feeds) == pytest.approx(whole, rel=1e-6)
+    monkeypatch.setattr(type(model.vocabulary), "pieces", counting)
+    found = [loss for feed in feeds for loss in batch_losses(model, feed).tolist()]
+    assert found == pytest.approx(wanted, rel=1e-4)
     assert set(widest) <= {1, 2}
     assert sum(widest) == sum(len(feed.targets) for feed in feeds)
 
@@ -358,7 +361,7 @@ def test_another_model_than_the_runs_is_refused(gpt2, tokenizer, tmp_path):
 
 def test_hooks_are_taken_off_after_an_error_in_the_middle_of_a_forward(gpt2, tmp_path):
     feeds = _feeds(sample_examples(gpt2, built(gpt2, tmp_path), count=4, quiet=True), gpt2, True)
-    untouched = batch_loss(gpt2, feeds[0])
+    untouched = batch_losses(gpt2, feeds[0]).tolist()
 
     def fail(factors):
         if factors.layer == 2:
@@ -366,9 +369,9 @@ def test_hooks_are_taken_off_after_an_error_in_the_middle_of_a_forward(gpt2, tmp
         return factors.m * 0
 
     with pytest.raises(ZeroDivisionError), substituted(gpt2, [1, 2, 3], fail):
-        batch_loss(gpt2, feeds[0])
+        batch_losses(gpt2, feeds[0]).tolist()
     assert not hooks_of(gpt2)
-    assert batch_loss(gpt2, feeds[0]) == untouched
+    assert batch_losses(gpt2, feeds[0]).tolist() == untouched
 
 
 @pytest.mark.parametrize(
@@ -387,13 +390,13 @@ def test_a_changed_layer_costs_the_same_whether_the_blocks_below_it_run_or_are_r
     examples = Examples([Example(np.array([4, 5, 6, 7]), "", None), Example(np.array([8, 9, 4]), "", None)], "by hand", 2)
     (feed, *_) = _feeds(examples, model, True)
     with recorded(model) as outputs:
-        untouched = batch_loss(model, feed)
+        untouched = batch_losses(model, feed).tolist()
     for layer in range(1, model.layers + 1):
         with substituted(model, [layer], softmax):
-            whole = batch_loss(model, feed)
+            whole = batch_losses(model, feed).tolist()
             with replayed(model, outputs[: layer - 1]):
-                assert batch_loss(model, feed) == whole
-    assert batch_loss(model, feed) == untouched
+                assert batch_losses(model, feed).tolist() == whole
+    assert batch_losses(model, feed).tolist() == untouched
     assert not any("forward" in block.__dict__ for block in model.blocks)
 
 

@@ -1,7 +1,6 @@
 """Tokens removed from triggers: against every shortened prefix run alone, and keys whose answer is known."""
 
 import json
-import sys
 from dataclasses import replace
 from math import isnan
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model
-from ffmem.experiments.removal import KINDS, Drawn, Removed, bootstrap, draw_triggers, removal, remove_tokens
+from ffmem.experiments.removal import KINDS, Drawn, Removed, draw_triggers, removal, remove_tokens
 from ffmem.index.origin import BATCH_TOKENS
 from ffmem.results import load_result
 from ffmem.words import FfmemError, ModelError, RunError
@@ -125,7 +124,7 @@ def test_a_key_for_the_last_word_loses_all_without_it_and_nothing_without_the_fi
     result = removal(model, index, quiet=True)
     rows = by_kind(result)
     assert rows["last"] | {"layer": 1} == {
-        "layer": 1, "kind": "last", "mean": -1.0, "low": -1.0, "high": -1.0, "median": -1.0, "n": 6
+        "layer": 1, "kind": "last", "mean": -1.0, "low": -1.0, "high": -1.0, "median": -1.0, "n": 6, "cells": 2
     }  # fmt: skip
     assert rows["first"]["mean"] == rows["first"]["low"] == rows["first"]["high"] == 0.0
     # Positions are silent, so a random token matters only where it is the last one.
@@ -285,22 +284,6 @@ def test_a_trigger_that_is_no_longer_above_zero_is_left_out_of_the_changes():
     assert found.changes("last").tolist() == [-0.5, 0.0]
     assert found.differences.tolist() == [0.5, 1.0, 0.0]
     assert replace(found, m=np.array([4.0, 1.0, 2.0])).changes("first").tolist() == [-0.75, 0.0, 0.0]
-
-
-def test_the_interval_is_that_of_a_mean():
-    values = np.repeat([0.0, 1.0], 2000)
-    low, high = bootstrap(values, np.random.default_rng(0))
-    assert (high - low) / 2 == pytest.approx(1.96 * 0.5 / np.sqrt(4000), rel=0.1)
-    assert (high + low) / 2 == pytest.approx(0.5, abs=0.002)
-    assert bootstrap(np.array([3.0]), np.random.default_rng(0)) == (3.0, 3.0)
-    assert all(isnan(end) for end in bootstrap(np.array([]), np.random.default_rng(0)))
-
-
-def test_the_draw_is_made_in_pieces_where_it_is_large(monkeypatch):
-    values = np.arange(50.0)
-    whole = bootstrap(values, np.random.default_rng(0))
-    monkeypatch.setattr(sys.modules[bootstrap.__module__], "DRAWN_AT_A_TIME", 333)
-    assert bootstrap(values, np.random.default_rng(0)) == pytest.approx(whole, abs=1.5)
 
 
 def test_every_cell_and_every_token_has_its_chance(tokenizer, tmp_path):

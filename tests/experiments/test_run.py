@@ -59,7 +59,7 @@ def test_the_command_prints_a_table_and_keeps_the_result(run, capsys):
     out, err = capsys.readouterr()
     assert out.splitlines()[0].startswith("activity: 4 examples from ")
     assert "(the indexed corpus itself)" in out
-    assert out.splitlines()[1].split()[:2] == ["layer", "active_q1"]
+    assert out.splitlines()[1].split()[:3] == ["layer", "examples", "active_q1"]
     assert len(out.splitlines()) == 2 + 3 + 1
     assert "results" in err
     assert saved_results(open_index(run)) == ["activity"]

@@ -9,6 +9,7 @@ import torch
 
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow, quartiles
+from ffmem.experiments.resampling import as_draws, draw_counts, medians, resampling_settings, shares
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
 from ffmem.results import Result
@@ -30,11 +31,14 @@ class Activity:
         self.sizes = [torch.linalg.vector_norm(model.values(layer).float(), dim=1) for layer in range(1, model.layers + 1)]
         self.active = np.full((model.layers, len(examples)), np.nan)
         self.mass = np.full((model.layers, len(examples)), np.nan)
+        self.zeros = np.full((model.layers, len(examples)), np.nan)
+        self.gated = model.family.gated
 
     def see(self, seen: Seen) -> None:
         for layer in range(1, self.layers + 1):
             m = seen.places.m[layer - 1]
             self.active[layer - 1, seen.numbers] = (m > 0).float().mean(1).cpu().numpy()
+            self.zeros[layer - 1, seen.numbers] = (m == 0).double().mean(1).cpu().numpy()
             self.mass[layer - 1, seen.numbers] = carriers(m.float().abs() * self.sizes[layer - 1].to(m.device)).cpu().numpy()
 
     def result(self, settings: dict[str, Any]) -> Result:
@@ -44,12 +48,29 @@ class Activity:
             for name, values in (("active", self.active), ("mass", self.mass)):
                 found = quartiles(values[layer - 1])
                 named |= {f"{name}_{q}": value for q, value in zip(("q1", "median", "q3"), found, strict=True)}
-            rows.append({"layer": layer, **named})
+            zeros = float(self.zeros[layer - 1].mean())
+            rows.append({"layer": layer, "examples": self.active.shape[1], **named, "exact_zeros": zeros})
         facts = {
+            "exact_zeros": float(self.zeros.mean()),
+            "gated": self.gated,
             "active": "share of cells with a coefficient above 0",
             "mass": f"share of cells that carry {MASS:.0%} of the sum of |coefficient| times the value's length",
         }
-        return Result(self.name, settings["seed"], settings, rows, facts)
+        seed = settings["seed"]
+        return Result(self.name, seed, settings | resampling_settings("examples"), rows, facts, self._draws(seed))
+
+    def _draws(self, seed: int) -> list[dict[str, Any]]:
+        counts = draw_counts(self.active.shape[1], [seed])
+        rows = [
+            {
+                "layer": layer,
+                "examples": self.active.shape[1],
+                "active_median": medians(counts, self.active[layer - 1]),
+                "mass_median": medians(counts, self.mass[layer - 1]),
+            }
+            for layer in range(1, self.layers + 1)
+        ]
+        return as_draws(rows, {"exact_zeros": shares(counts, self.zeros.mean(0)), "gated": self.gated})
 
 
 def activity(

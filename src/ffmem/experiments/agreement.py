@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from ffmem.experiments.next_tokens import NONE, NextTokens, end_token, next_tokens, token_counts
-from ffmem.experiments.predictions import Known, Predictions, predictions_of
+from ffmem.experiments.agreement_draws import agreement_draws
+from ffmem.experiments.judged import JudgedCells, read_layer
+from ffmem.experiments.next_tokens import end_token, next_tokens, token_counts
+from ffmem.experiments.predictions import Known, Predictions
+from ffmem.experiments.resampling import resampling_settings
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
-from ffmem.progress import Reporter, reporting
+from ffmem.progress import reporting
 from ffmem.results import Result
 from ffmem.words import Cell, FfmemError
 
-CHUNK = 1024
-"""Cells projected between two reports."""
 BINS = 8
-PERMUTATIONS = 20
 TABLE_CELLS = 6
 TABLE_TRIGGERS = 3
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """What is known of a layer's cells: a handful of numbers each."""
-
-    layer: int
-    top: Int[np.ndarray, " cells"]
-    probability: Float[np.ndarray, " cells"]
-    rank: Int[np.ndarray, " cells"]
-    """Of the first trigger's next token; of no meaning where there is none."""
-    next: Int[np.ndarray, " cells"]
-    """The first trigger's next token."""
-    last: Int[np.ndarray, " cells"]
-    """The first trigger's own last token."""
-    triggers: Int[np.ndarray, " cells"]
-    judged: Int[np.ndarray, " cells"]
-    """Triggers with a next token."""
-    matches: Int[np.ndarray, " cells"]
-    """Triggers whose next token is the value's top token."""
-    first_at_end: Bool[np.ndarray, " cells"]
-    at_end: int
-    negative: dict[str, Any] | None
-    """The negative side's columns of the row, where the run has one."""
-
-    @property
-    def known(self) -> Bool[np.ndarray, " cells"]:
-        """Which cells have a first trigger with a next token."""
-        return self.next != NONE
-
-    @property
-    def fired(self) -> Bool[np.ndarray, " cells"]:
-        return self.triggers > 0
-
-    @property
-    def agreeing(self) -> Bool[np.ndarray, " cells"]:
-        return self.next == self.top
-
-    @property
-    def agreeing_last(self) -> Bool[np.ndarray, " cells"]:
-        return self.last == self.top
 
 
 def agreement(
@@ -88,10 +45,11 @@ def agreement(
     model = model_of(index, model)
     end = end_token(model, index)
     with reporting("agreement", quiet=quiet) as reporter:
-        layers = [_read_layer(model, index, layer, end, norm, reporter) for layer in index.layers]
+        layers = [read_layer(model, index, layer, end, norm, reporter) for layer in index.layers]
     if known is not None:
         known |= {(one.layer, norm, "+"): Predictions(one.top, one.probability) for one in layers}
     settings = index.manifest["settings"]
+    fig6 = _by_probability(layers)
     return Result(
         "agreement",
         seed,
@@ -104,105 +62,86 @@ def agreement(
             "top_values": top_values,
             "vocabulary": model.vocabulary.size,
             "end_token": None if end is None else index.token(end),
+            **resampling_settings("cells within layers"),
         },
         [_row(layer) for layer in layers],
         {
             "overall": _counted(layers, "agreeing", "known"),
-            "baselines": _baselines(index, layers, model.vocabulary.size, end, seed),
-            "fig6": _by_probability(layers),
+            "baselines": _baselines(index, layers, model.vocabulary.size, end),
+            "fig6": fig6,
             "predictive": _predictive(index, layers, top_values, model.layers),
             "table2": _table2(index, layers, model.layers, end),
             "last_token_control": _last_token_control(layers),
             "left_out": _left_out(layers, end),
         },
+        agreement_draws(
+            layers,
+            edges=[one["low"] for one in fig6[1:]],
+            top_values=top_values,
+            top_layers=_top_layers(model.layers)[0],
+            vocabulary=model.vocabulary.size,
+            seed=seed,
+        ),
     ).saved(index)
 
 
-def _read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, norm: bool, reporter: Reporter) -> _Layer:
-    tokens = next_tokens(index, layer, "+", end)
-    values = model.values(layer)
-    following = torch.from_numpy(np.maximum(tokens.ids[:, 0], 0)).long()
-    before = index[Cell(layer, 0)].row
-    parts = []
-    for start in range(0, len(values), CHUNK):
-        rows = slice(start, start + CHUNK)
-        parts.append(model.vocabulary.judge(values[rows], following[rows], norm=norm))
-        done = before + min(start + CHUNK, len(values))
-        reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
-    top, log_prob, rank = (
-        torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in ("top", "top_log_prob", "rank")
-    )
-    negative = None
-    if index.manifest["settings"]["negative"]:
-        negative = _negative(next_tokens(index, layer, "-", end), predictions_of(model, layer, norm=norm, sign="-"))
-    return _Layer(
-        layer,
-        top,
-        np.exp(log_prob),
-        rank,
-        next=tokens.ids[:, 0].copy(),  # or all ranks would be held for every layer
-        last=tokens.last[:, 0].copy(),
-        triggers=tokens.counts,
-        judged=tokens.judged,
-        matches=(tokens.ids == top[:, None]).sum(1),
-        first_at_end=tokens.at_end[:, 0].copy(),
-        at_end=tokens.ended,
-        negative=negative,
-    )
-
-
-def _negative(tokens: NextTokens, said: Predictions) -> dict[str, Any]:
-    """Negative first triggers against −v."""
-    following = tokens.ids[:, 0]
-    agreeing, cells = int((following == said.top).sum()), int((following != NONE).sum())
-    return {
-        "negative_cells": cells,
-        "negative_agreeing": agreeing,
-        "negative_share": _share(agreeing, cells),
-        "negative_left_out": tokens.cells - cells,
-    }
-
-
-def _row(layer: _Layer) -> dict[str, Any]:
+def _row(layer: JudgedCells) -> dict[str, Any]:
     """Figs 4 and 5."""
     ranks = layer.rank[layer.known]
     quartiles = np.percentile(ranks, [25, 50, 75]).tolist() if len(ranks) else [None] * 3
     row = {"layer": layer.layer, **_counted([layer], "agreeing", "known")}
-    return row | dict(zip(("rank_q1", "rank_median", "rank_q3"), quartiles, strict=True)) | (layer.negative or {})
+    row |= dict(zip(("rank_q1", "rank_median", "rank_q3"), quartiles, strict=True))
+    if layer.negative_known is not None:
+        negative = _counted([layer], "negative_agreeing", "negative_known")
+        row |= {f"negative_{name}": value for name, value in negative.items()}
+        row["negative_left_out"] = len(layer.top) - negative["cells"]
+    return row
 
 
-def _baselines(index: Index, layers: list[_Layer], size: int, end: int | None, seed: int) -> dict[str, Any]:
-    """What agreement would be by chance, of four kinds; the shares of a run are over all its cells."""
+def _baselines(index: Index, layers: list[JudgedCells], size: int, end: int | None) -> dict[str, Any]:
+    """What agreement would be by chance, of four kinds, with the number of cells; those of a run are over all its cells.
+
+    `shuffled` is what the values and next tokens of a layer give on average where they are paired at random.
+    """
     counts = token_counts(index, size, end)
     frequency = counts / max(1, counts.sum())
     commonest = int(counts.argmax())
     by_layer, sums, cells = [], np.zeros(3), 0
     for layer in layers:
         following, said = layer.next[layer.known], layer.top[layer.known]
-        # Seeded by layer, so that a run of some layers permutes as a run of all.
-        chance = np.random.default_rng([seed, layer.layer])
-        shuffled = [(chance.permutation(said) == following).sum() for _ in range(PERMUTATIONS)]
-        hits = np.array([frequency[following].sum(), (following == commonest).sum(), np.mean(shuffled)])
+        hits = np.array([frequency[following].sum(), (following == commonest).sum(), shuffled_hits(said, following)])
         sums, cells = sums + hits, cells + len(following)
-        by_layer.append({"layer": layer.layer} | _named(hits, len(following)))
+        by_layer.append({"layer": layer.layer, "cells": len(following)} | _named(hits, len(following)))
     kept = "the sentences that the run has kept for its triggers"
     return {
         "uniform": 1 / size,
+        "vocabulary": size,
+        "cells": cells,
         **_named(sums, cells),
         "by_layer": by_layer,
         "most_frequent_token": index.token(commonest),
         "most_frequent_id": commonest,
-        "permutations": PERMUTATIONS,
         "counted_over": kept if end is None else f"{kept}, {index.token(end)} once behind each",
         "counted_tokens": int(counts.sum()),
     }
+
+
+def shuffled_hits(said: Int[np.ndarray, " n"], following: Int[np.ndarray, " n"]) -> float:
+    """How many agree on average where the next tokens are dealt to the values at random.
+
+    >>> shuffled_hits(np.array([5, 5, 7, 8]), np.array([5, 7, 7, 1]))
+    1.0
+    """
+    (words, one), (others, other) = (np.unique(tokens, return_counts=True) for tokens in (said, following))
+    _, at, there = np.intersect1d(words, others, assume_unique=True, return_indices=True)
+    return float(one[at] @ other[there]) / max(1, len(said))
 
 
 def _named(hits: Float[np.ndarray, "3"], cells: int) -> dict[str, float | None]:
     return {name: _share(hit, cells) for name, hit in zip(("unigram", "most_frequent", "shuffled"), hits, strict=True)}
 
 
-def _by_probability(layers: list[_Layer]) -> list[dict[str, Any]]:
+def _by_probability(layers: list[JudgedCells]) -> list[dict[str, Any]]:
     """Fig 6. The bins span max pᵢ of all cells; a bin counts those whose first trigger has a next token."""
     probability, known, agreeing = (_joined(layers, name) for name in ("probability", "known", "agreeing"))
     edges = np.linspace(float(probability.min()), float(probability.max()), BINS + 1)
@@ -221,7 +160,7 @@ def _top_layers(depth: int) -> tuple[list[int], str]:
     return list(range(first, depth + 1)), f"the top 6/16 of the model's {depth} layers, rounded up: {first} to {depth}"
 
 
-def _predictive(index: Index, layers: list[_Layer], count: int, depth: int) -> dict[str, Any]:
+def _predictive(index: Index, layers: list[JudgedCells], count: int, depth: int) -> dict[str, Any]:
     """The cells with the largest max pᵢ; among equals the lower layer, then the lower cell."""
     probability = _joined(layers, "probability")
     order = np.argsort(-probability, kind="stable")[:count]
@@ -242,7 +181,7 @@ def _predictive(index: Index, layers: list[_Layer], count: int, depth: int) -> d
     }
 
 
-def _table2(index: Index, layers: list[_Layer], depth: int, end: int | None) -> dict[str, Any]:
+def _table2(index: Index, layers: list[JudgedCells], depth: int, end: int | None) -> dict[str, Any]:
     top_layers, rule = _top_layers(depth)
     best = [(layer, _best_cell(layer)) for layer in layers if layer.layer in top_layers and layer.matches.any()]
     best.sort(key=lambda one: (-one[0].matches[one[1]], -one[0].layer))
@@ -257,14 +196,14 @@ def _table2(index: Index, layers: list[_Layer], depth: int, end: int | None) -> 
     }
 
 
-def _best_cell(layer: _Layer) -> int:
+def _best_cell(layer: JudgedCells) -> int:
     """By agreeing triggers and not by precision alone: one trigger that agrees is a precision of 1 too."""
     precision = layer.matches / np.maximum(1, layer.judged)
     # The last key counts first; the sort is stable, so the lower cell comes first among equals.
     return int(np.lexsort((-layer.probability, -precision, -layer.matches))[0])
 
 
-def _cell(index: Index, layer: _Layer, cell: int) -> dict[str, Any]:
+def _cell(index: Index, layer: JudgedCells, cell: int) -> dict[str, Any]:
     """A cell's value against all its triggers."""
     return {
         "cell": str(Cell(layer.layer, cell)),
@@ -279,7 +218,7 @@ def _cell(index: Index, layer: _Layer, cell: int) -> dict[str, Any]:
     }
 
 
-def _agreeing_triggers(index: Index, layer: _Layer, cell: int, end: int | None) -> dict[str, Any]:
+def _agreeing_triggers(index: Index, layer: JudgedCells, cell: int, end: int | None) -> dict[str, Any]:
     tokens, said = next_tokens(index, layer.layer, "+", end), int(layer.top[cell])
     triggers = index[Cell(layer.layer, cell)].triggers
     agreeing = [triggers[at] for at in np.flatnonzero(tokens.ids[cell] == said)[:TABLE_TRIGGERS].tolist()]
@@ -292,13 +231,13 @@ def _agreeing_triggers(index: Index, layer: _Layer, cell: int, end: int | None) 
     }
 
 
-def _last_token_control(layers: list[_Layer]) -> dict[str, Any]:
+def _last_token_control(layers: list[JudgedCells]) -> dict[str, Any]:
     """The same with the prefix's own last token in the place of the next one, as the released script had it."""
     by_layer = [{"layer": layer.layer, **_counted([layer], "agreeing_last", "fired")} for layer in layers]
     return {**_counted(layers, "agreeing_last", "fired"), "by_layer": by_layer}
 
 
-def _left_out(layers: list[_Layer], end: int | None) -> dict[str, Any]:
+def _left_out(layers: list[JudgedCells], end: int | None) -> dict[str, Any]:
     """Cells in no share of the rows and triggers in no precision; and how many the mark has been the next token of."""
     by_layer = []
     for layer in layers:
@@ -316,11 +255,11 @@ def _left_out(layers: list[_Layer], end: int | None) -> dict[str, Any]:
     return {name: sum(row[name] for row in by_layer) for name in names} | {"by_layer": by_layer}
 
 
-def _joined(layers: list[_Layer], name: str) -> np.ndarray:
+def _joined(layers: list[JudgedCells], name: str) -> np.ndarray:
     return np.concatenate([getattr(layer, name) for layer in layers])
 
 
-def _counted(layers: list[_Layer], agreeing: str, among: str) -> dict[str, Any]:
+def _counted(layers: list[JudgedCells], agreeing: str, among: str) -> dict[str, Any]:
     """How many cells, how many of them agree, and the share."""
     cells, hits = int(_joined(layers, among).sum()), int(_joined(layers, agreeing).sum())
     return {"cells": cells, "agreeing": hits, "share": _share(hits, cells)}

@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow
 from ffmem.experiments.predictions import Known, predictions_of
+from ffmem.experiments.resampling import as_draws, draw_counts, resampling_settings, shares
 from ffmem.experiments.stop_words import LIST, STOP_WORDS
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
@@ -18,6 +20,8 @@ from ffmem.words import Sign
 
 SHORT = 5
 """A prefix of fewer tokens than this is short."""
+COLUMNS = {"zero_agreement": "y", "zero_agreement_active": "active", "zero_agreement_output": "o"}
+"""Whose prediction, and by which cells, a column of the rows says no memory agrees with."""
 
 
 class Composition:
@@ -65,19 +69,16 @@ class Composition:
 
     def result(self, settings: dict[str, Any]) -> Result:
         rows = [
-            {
-                "layer": layer,
-                "examples": len(self.examples),
-                "zero_agreement": float(1 - self.agrees["y"][layer - 1].mean()),
-                "zero_agreement_active": float(1 - self.agrees["active"][layer - 1].mean()),
-                "zero_agreement_output": float(1 - self.agrees["o"][layer - 1].mean()),
-            }
+            {"layer": layer, "examples": len(self.examples)}
+            | {name: float(1 - self.agrees[kind][layer - 1].mean()) for name, kind in COLUMNS.items()}
             for layer in range(1, self.layers + 1)
         ]
-        return Result(self.name, settings["seed"], settings | {"norm": self.norm}, rows, self._facts())
+        seed = settings["seed"]
+        settings = settings | {"norm": self.norm} | resampling_settings("examples")
+        return Result(self.name, seed, settings, rows, *self._facts(draw_counts(len(self.examples), [seed])))
 
-    def _facts(self) -> dict[str, Any]:
-        """Pooled over layers, of the cases in which some cell agrees."""
+    def _facts(self, counts: Float[np.ndarray, "draws examples"]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Pooled over layers, of the cases in which some cell agrees; and all that is judged, on draws of the examples."""
         layer, number = np.nonzero(self.agrees["y"])
         words = self.model.tokenizer.batch_decode([[int(token)] for token in self.targets[layer, number]])
         stop = np.array([word.strip().lower() in STOP_WORDS for word in words], bool)
@@ -86,8 +87,26 @@ class Composition:
         followed = self.model.tokenizer.batch_decode([[true[at]] for at in known])
         true_stop = np.array([word.strip().lower() in STOP_WORDS for word in followed], bool)
         short = np.array([len(self.examples[at].ids) < SHORT for at in number.tolist()], bool)
-        return {
+
+        def pooled(found: np.ndarray, among: np.ndarray) -> Float[np.ndarray, " draws"]:
+            """The share of `found` among cases, an entry a case; an example is drawn with all its layers."""
+            cases = np.bincount(among, minlength=len(self.examples))
+            return shares(counts, np.bincount(among, weights=found, minlength=len(self.examples)), cases)
+
+        rows: list[dict[str, Any]] = [
+            {"layer": layer, "examples": len(self.examples)}
+            | {name: 1 - shares(counts, self.agrees[kind][layer - 1]) for name, kind in COLUMNS.items()}
+            for layer in range(1, self.layers + 1)
+        ]
+        drawn = {
+            "agreeing_cases": np.rint(counts @ np.bincount(number, minlength=len(self.examples))).astype(np.int64),
+            "stop_word_share": pooled(stop, number),
+            "next_token_stop_word_share": pooled(true_stop, number[known]),
+            "short_prefix_share": pooled(short, number),
+        }
+        facts = {
             "agreeing_cases": len(number),
+            "next_token_cases": len(known),
             "stop_word_share": _share(stop),
             "next_token_stop_word_share": _share(true_stop),
             "short_prefix_share": _share(short),
@@ -95,6 +114,7 @@ class Composition:
             "stop_words": LIST,
             "short": f"fewer than {SHORT} tokens",
         }
+        return facts, as_draws(rows, drawn)
 
 
 def composition(

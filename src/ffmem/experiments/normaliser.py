@@ -14,13 +14,12 @@ from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
 from ffmem.experiments.observe import quartiles
+from ffmem.experiments.resampling import as_draws, draw_counts, resampling_settings, shares
 from ffmem.experiments.substitution import Factors, Rule, recorded, replayed, substituted
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
-from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot
-from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import Reporter, reporting
 from ffmem.results import Result
 from ffmem.words import CorpusError
@@ -52,13 +51,18 @@ def normaliser(
     feeds = _feeds(drawn, loaded, bos)
     watch = _Watch(loaded)
     with reporting("normalising", quiet=quiet) as reporter:
-        losses = _losses(loaded, feeds, index.layers, watch, reporter)
-    base = losses["base"]
-    alone = {name: [losses[name, layer] for layer in index.layers] for name in RULES}
-    together = {name: losses[name] for name in RULES}
+        losses = _losses(loaded, feeds, len(drawn), index.layers, watch, reporter)
+    tokens = np.zeros(len(drawn))
+    for feed in feeds:
+        tokens += np.bincount(feed.examples, minlength=len(drawn))
+    each = {of: float(lost.sum() / tokens.sum()) for of, lost in losses.items()}
+    base = each["base"]
+    alone = {name: [each[name, layer] for layer in index.layers] for name in RULES}
+    together = {name: each[name] for name in RULES}
     rows = []
     for at, layer in enumerate(index.layers):
-        row: dict[str, Any] = {"layer": layer, "cells": loaded.cells[layer - 1]}
+        row: dict[str, Any] = {"layer": layer, "cells": loaded.cells[layer - 1], "examples": len(drawn)}
+        row["tokens_predicted"] = int(tokens.sum())
         for name, kept in (("effective_memories", watch.activation), ("softmax_effective", watch.softmax)):
             found = quartiles(np.concatenate(kept[layer]))
             row |= {f"{name}_{q}": value for q, value in zip(("q1", "median", "q3"), found, strict=True)}
@@ -72,8 +76,10 @@ def normaliser(
         "softmax_scaled": "the same, given the length (L2) of the original coefficients at each position",
         "dtype": loaded.dtype_name,
         "device": loaded.device.type,
+        **resampling_settings("examples"),
     }
-    return Result("normaliser", seed, settings, rows, _facts(loaded, feeds, watch, base, together, rows)).saved(index)
+    facts = _facts(loaded, feeds, watch, base, together, rows)
+    return Result("normaliser", seed, settings, rows, facts, _draws(losses, tokens, index.layers, seed)).saved(index)
 
 
 def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:
@@ -113,6 +119,8 @@ class Feed:
     """The beginning-of-sentence token and the padding are none."""
     predicting: Bool[Tensor, "batch pos"]
     targets: Int[Tensor, " n"]
+    examples: Int[np.ndarray, " n"]
+    """Which example each target is of."""
 
 
 def _feeds(examples: Examples, model: MemoryModel, bos: bool) -> list[Feed]:
@@ -124,8 +132,15 @@ def _feeds(examples: Examples, model: MemoryModel, bos: bool) -> list[Feed]:
         columns = np.arange(ids.shape[1])
         predicting = columns < ends - 1
         targets = ids[:, 1:][predicting[:, :-1]]
-        arrays = (ids, (columns >= int(bos)) & (columns < ends), predicting, targets)
-        feeds.append(Feed(*(torch.from_numpy(array) for array in arrays)))
+        feeds.append(
+            Feed(
+                ids=torch.from_numpy(ids),
+                tokens=torch.from_numpy((columns >= int(bos)) & (columns < ends)),
+                predicting=torch.from_numpy(predicting),
+                targets=torch.from_numpy(targets),
+                examples=np.repeat(np.array(numbers), predicting.sum(1)),
+            )
+        )
     if not any(len(feed.targets) for feed in feeds):
         raise CorpusError("expected examples of two tokens or more to measure a loss on, found none: use more examples")
     return feeds
@@ -147,30 +162,48 @@ class _Watch:
             kept[factors.layer].append(effective_memories(m.reshape(len(wanted), -1)[wanted]).cpu().numpy())
 
 
-def _losses(model: MemoryModel, feeds: list[Feed], layers: list[int], watch: _Watch, reporter: Reporter) -> dict[Any, float]:
-    """Nats per token: of the model as it is ("base"), with a rule in every layer (its name), and in one (name, layer).
+def _losses(
+    model: MemoryModel, feeds: list[Feed], examples: int, layers: list[int], watch: _Watch, reporter: Reporter
+) -> dict[Any, Float[np.ndarray, " examples"]]:
+    """The loss of each example in nats: as it is ("base"), with a rule in all layers (its name), in one (name, layer).
 
     Batch by batch, so that what the untouched blocks below a layer give need not be computed again.
     """
-    lost: dict[Any, float] = defaultdict(float)
+    lost: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(examples))
     everywhere = range(1, model.layers + 1)
+
+    def loss_of(feed: Feed) -> np.ndarray:
+        return np.bincount(feed.examples, weights=batch_losses(model, feed), minlength=examples)
+
     for done, feed in enumerate(feeds):
         watch.tokens = feed.tokens
         with substituted(model, everywhere, watch.see), recorded(model) as outputs:
-            lost["base"] += batch_loss(model, feed)
+            lost["base"] += loss_of(feed)
         for name, rule in RULES.items():
             with substituted(model, everywhere, rule):
-                lost[name] += batch_loss(model, feed)
+                lost[name] += loss_of(feed)
             for layer in layers:
                 with replayed(model, outputs[: layer - 1]), substituted(model, [layer], rule):
-                    lost[name, layer] += batch_loss(model, feed)
+                    lost[name, layer] += loss_of(feed)
         reporter.update((done + 1) / len(feeds), f"{done + 1:,} of {len(feeds):,} batches")
-    return {of: total / sum(len(feed.targets) for feed in feeds) for of, total in lost.items()}
+    return dict(lost)
+
+
+def _draws(losses: dict[Any, np.ndarray], tokens: np.ndarray, layers: list[int], seed: int) -> list[dict[str, Any]]:
+    """What is judged, on draws of the examples: a loss is per token of the draw."""
+    counts = draw_counts(len(tokens), [seed])
+    drawn = {of: shares(counts, lost, tokens) for of, lost in losses.items()}
+    changes = {of: loss - drawn["base"] for of, loss in drawn.items()}
+    rows = [
+        {"layer": layer, "examples": len(tokens)} | {f"change_{name}": changes[name, layer] for name in RULES}
+        for layer in layers
+    ]
+    return as_draws(rows, {"loss": drawn["base"]} | {f"change_{name}_all": changes[name] for name in RULES})
 
 
 @torch.inference_mode()
-def batch_loss(model: MemoryModel, feed: Feed) -> float:
-    """Summed next-token loss of a batch; never more than `CHUNK_ELEMENTS` logits at a time."""
+def batch_losses(model: MemoryModel, feed: Feed) -> Float[np.ndarray, " n"]:
+    """The loss at every target of a batch; never more than a chunk of logits at a time."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> None:
@@ -180,16 +213,7 @@ def batch_loss(model: MemoryModel, feed: Feed) -> float:
     with hooked(record_spot(model.blocks[-1], "block", "out", keep)):
         model.model.base_model(input_ids=feed.ids.to(model.device), use_cache=False)
     (h,) = kept
-    vocabulary = model.vocabulary
-    step = max(1, CHUNK_ELEMENTS // vocabulary.size)
-    total = 0.0
-    for vectors, targets in zip(h.split(step), feed.targets.to(h.device).split(step), strict=True):
-        if isinstance(vocabulary, AdaptiveVocabulary):  # only the bands that hold a target are computed
-            total += float(vocabulary.model.nll(vectors, targets))
-        else:
-            log_probs = vocabulary.log_probs(vectors, norm=True)
-            total -= float(log_probs.gather(1, targets[:, None].to(log_probs.device)).double().sum())
-    return total
+    return -model.vocabulary.log_prob(h, feed.targets, norm=True).double().cpu().numpy()
 
 
 def _facts(

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow, quartiles
+from ffmem.experiments.resampling import as_draws, draw_counts, medians, resampling_settings, shares
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
 from ffmem.results import Result
@@ -41,27 +43,55 @@ class Refinement:
 
     def result(self, settings: dict[str, Any]) -> Result:
         rows = [self._row(layer) for layer in range(1, self.layers + 1)]
-        return Result(self.name, settings["seed"], settings | {"norm": True}, rows, {"last_layer": self._last_layer()})
+        counts = draw_counts(len(self.examples), [settings["seed"]])
+        last, drawn = self._last_layer(counts)
+        rows_drawn = [self._drawn_row(layer, counts) for layer in range(1, self.layers + 1)]
+        settings = settings | {"norm": True} | resampling_settings("examples")
+        draws = as_draws(rows_drawn, {"last_layer": drawn})
+        return Result(self.name, settings["seed"], settings, rows, {"last_layer": last}, draws)
 
     def _row(self, layer: int) -> dict[str, Any]:
-        r, y, o = (self.tops[name][layer - 1] for name in ("r", "y", "o"))
         low, middle, high = quartiles(self.probability[layer - 1])
-        composition = (o != r) & (o != y)
+        found = {name: float(flags.mean()) for name, flags in self._flags(layer).items()}
         return {
             "layer": layer,
-            "residual_matches_output": float((r == self.tops["o"][-1]).mean()),
+            "examples": len(self.examples),
+            "residual_matches_output": found.pop("residual_matches_output"),
             "residual_probability_q1": low,
             "residual_probability_median": middle,
             "residual_probability_q3": high,
-            "residual": float(((o == r) & (o != y)).mean()),
-            "ffn": float(((o == y) & (o != r)).mean()),
-            "agreement": float(((o == r) & (o == y)).mean()),
-            "composition": float(composition.mean()),
-            "violations": float((composition & (r == y)).mean()),
+            **found,
         }
 
-    def _last_layer(self) -> dict[str, Any]:
-        """Composition cases of the last layer: is the new token far from the residual's, or related to it?"""
+    def _drawn_row(self, layer: int, counts: Float[np.ndarray, "draws examples"]) -> dict[str, Any]:
+        """What is judged of a layer, on draws of the examples."""
+        flags = self._flags(layer)
+        del flags["violations"]
+        return {
+            "layer": layer,
+            "examples": len(self.examples),
+            "residual_probability_median": medians(counts, self.probability[layer - 1]),
+            **{name: shares(counts, found) for name, found in flags.items()},
+        }
+
+    def _flags(self, layer: int) -> dict[str, Bool[np.ndarray, " examples"]]:
+        """Which examples a column of the rows counts."""
+        r, y, o = (self.tops[name][layer - 1] for name in ("r", "y", "o"))
+        composition = (o != r) & (o != y)
+        return {
+            "residual_matches_output": r == self.tops["o"][-1],
+            "residual": (o == r) & (o != y),
+            "ffn": (o == y) & (o != r),
+            "agreement": (o == r) & (o == y),
+            "composition": composition,
+            "violations": composition & (r == y),
+        }
+
+    def _last_layer(self, counts: Float[np.ndarray, "draws examples"]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Composition cases of the last layer: is the new token far from the residual's, or related to it?
+
+        And how many of them are, on draws of the examples.
+        """
         r, y, o = (self.tops[name][-1] for name in ("r", "y", "o"))
         found = np.flatnonzero((o != r) & (o != y))
         cosine = self._cosines(r[found], o[found])
@@ -80,13 +110,20 @@ class Refinement:
             }
             for at, number in enumerate(found[:CASES].tolist())
         ]
-        return {
+        distant = shares(counts[:, found], cosine < RELATED)
+        drawn = {
+            "compositions": np.rint(counts[:, found].sum(1)).astype(np.int64),
+            "related": 1 - distant,
+            "distant": distant,
+        }
+        last = {
             "compositions": len(found),
             "related": float((cosine >= RELATED).mean()) if len(found) else None,
             "distant": float((cosine < RELATED).mean()) if len(found) else None,
             "rule": f"related: cosine of the two tokens' embeddings, less the mean embedding, of at least {RELATED}",
             "cases": cases,
         }
+        return last, drawn
 
     @torch.inference_mode()
     def _cosines(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:

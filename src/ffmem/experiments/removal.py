@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ffmem.corpus.plan import padded, plan_batches
 from ffmem.experiments.observe import BATCH_TOKENS
+from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, interval, resampling_settings, shares
 from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
@@ -21,9 +22,6 @@ from ffmem.results import Result
 from ffmem.words import Cell, FfmemError, ModelError
 
 KINDS = ("first", "last", "random")
-RESAMPLES = 1000
-DRAWN_AT_A_TIME = 1 << 20
-"""Random numbers of the bootstrap held at a time."""
 
 
 def removal(
@@ -49,26 +47,30 @@ def removal(
     drawn = [draw_triggers(index, layer, cells=cells, triggers=triggers, chance=chances[layer]) for layer in index.layers]
     with reporting("removing tokens", quiet=quiet) as reporter:
         every, sequences = remove_tokens(loaded, index, drawn, seed=seed, reporter=reporter)
-    rows = []
+    rows, drawn_rows = [], []
     for found in every:
         layer = found.drawn.layer
+        counts = draw_counts(found.drawn.cells, [seed, layer])
         for kind in KINDS:
-            changes = found.changes(kind)
-            low, high = bootstrap(changes, chances[layer])
+            changes, again = found.changes(kind), found.drawn_again(kind, counts)
+            low, high = interval(again["mean"])
             mean, median = (float(of(changes)) if len(changes) else float("nan") for of in (np.mean, np.median))
             row = {"layer": layer, "kind": kind, "mean": mean, "low": low, "high": high, "median": median}
-            rows.append(row | {"n": len(changes)})
+            rows.append(row | {"n": len(changes), "cells": found.usable_cells})
+            drawn_rows.append({"layer": layer, "kind": kind} | again)
     settings = {
         "cells": cells,
         "triggers": triggers,
         "sign": "+",
         "bos": bool(index.manifest["settings"]["bos"]),
         "random": "the token of the prefix that comes first in a random order of its sentence's tokens",
-        "interval": f"95%, bootstrap of the mean over a layer's triggers, pooled over its cells, {RESAMPLES:,} resamples",
+        "interval": f"95% of the mean over a layer's triggers: {RESAMPLES:,} draws of its cells, each with its triggers",
         "dtype": loaded.dtype_name,
         "device": loaded.device.type,
+        **resampling_settings("cells within layers"),
     }
-    return Result("removal", seed, settings, rows, _facts(loaded, every, cells, triggers, sequences)).saved(index)
+    facts = _facts(loaded, every, cells, triggers, sequences)
+    return Result("removal", seed, settings, rows, facts, as_draws(drawn_rows, {})).saved(index)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,18 @@ class Removed:
     def changes(self, kind: str) -> Float[np.ndarray, " usable"]:
         """(m' - m)/m of every usable trigger."""
         return (self.without[kind] - self.m)[self.usable] / self.m[self.usable]
+
+    @property
+    def usable_cells(self) -> int:
+        """How many cells have a usable trigger."""
+        return len(np.unique(self.drawn.cell[self.kept][self.usable]))
+
+    def drawn_again(self, kind: str, counts: Float[np.ndarray, "draws cells"]) -> dict[str, np.ndarray]:
+        """The mean change over the usable triggers of each draw of cells, and their number: a cell's stay together."""
+        of = np.unique(self.drawn.cell, return_inverse=True)[1][self.kept][self.usable]
+        sums = np.bincount(of, weights=self.changes(kind), minlength=self.drawn.cells)
+        triggers = np.bincount(of, minlength=self.drawn.cells)
+        return {"mean": shares(counts, sums, triggers), "n": np.rint(counts @ triggers).astype(np.int64)}
 
     @property
     def differences(self) -> Float[np.ndarray, " kept"]:
@@ -250,23 +264,6 @@ def read_coefficients(
             "try --dtype float32 or bfloat16"
         )
     return found
-
-
-def bootstrap(values: Float[np.ndarray, " n"], chance: np.random.Generator) -> tuple[float, float]:
-    """The 95% interval of the mean: 2.5th and 97.5th percentile of the means of resamples; NaN of nothing.
-
-    >>> bootstrap(np.full(5, -0.5), np.random.default_rng(0))
-    (-0.5, -0.5)
-    """
-    if not len(values):
-        return float("nan"), float("nan")
-    step = max(1, DRAWN_AT_A_TIME // len(values))
-    means = [
-        values[chance.integers(0, len(values), (min(step, RESAMPLES - begin), len(values)))].mean(1)
-        for begin in range(0, RESAMPLES, step)
-    ]
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int, sequences: int) -> dict[str, Any]:

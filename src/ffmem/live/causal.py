@@ -16,7 +16,7 @@ from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.experiments.examples import SHARD_TOKENS
 from ffmem.experiments.observe import BATCH_TOKENS
-from ffmem.experiments.removal import RESAMPLES, bootstrap
+from ffmem.experiments.resampling import MEANS, bootstrap
 from ffmem.index.reader import Index, open_index
 from ffmem.index.values import model_of
 from ffmem.live.edits import Edit, Operation, parse_cells, resolve
@@ -88,7 +88,7 @@ def causal(
         "quantile": quantile,
         "edit": "=0 at all positions of the prefix, the beginning-of-sentence token's too",
         "bos": bos is not None,
-        "interval": f"95%, bootstrap of the mean over prefixes, {RESAMPLES:,} resamples",
+        "interval": f"95%, bootstrap of the mean over prefixes, {MEANS:,} resamples",
         "dtype": loaded.dtype_name,
         "device": loaded.device.type,
     }

@@ -51,6 +51,8 @@ class Vocabulary(Protocol):
 
     def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged: ...
 
+    def log_prob(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Float[Tensor, " n"]: ...
+
     def best(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]: ...
 
 
@@ -305,6 +307,19 @@ class ChunkedVocabulary(ABC):
             return self._judged(h[rows.to(h.device)], token[rows.to(token.device)], norm)
 
         return Judged(*self._tiled(h, norm, 1, tiled, plain))
+
+    @torch.inference_mode()
+    def log_prob(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Float[Tensor, " n"]:
+        """The log-probability of each vector's own token; only the pieces that hold it are scored."""
+
+        def own(pieces: list[Piece], rows: slice) -> tuple[Tensor]:
+            ids, found = token[rows].to(pieces[0].ceiling.device), torch.zeros_like(pieces[0].ceiling)
+            for piece in pieces:
+                if len(held := piece.holding(ids).nonzero()[:, 0]):
+                    found[held] = piece.at(held).log_prob(ids[held])
+            return (found,)
+
+        return self._chunked(h, norm, own)[0]
 
     def _judged(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], norm: bool) -> tuple[Tensor, ...]:
         def judged(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:

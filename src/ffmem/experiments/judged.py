@@ -1,0 +1,107 @@
+"""The cells of a layer, judged: what each value says against what follows its key's triggers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from ffmem.experiments.next_tokens import NONE, next_tokens
+from ffmem.experiments.predictions import predictions_of
+from ffmem.index.reader import Index
+from ffmem.model.memories import MemoryModel
+from ffmem.progress import Reporter
+from ffmem.words import Cell
+
+CHUNK = 1024
+"""Cells projected between two reports."""
+
+
+@dataclass(frozen=True)
+class JudgedCells:
+    """What values of a layer say, and what follows the triggers of their keys: a handful of numbers a cell."""
+
+    layer: int
+    top: Int[np.ndarray, " cells"]
+    probability: Float[np.ndarray, " cells"]
+    rank: Int[np.ndarray, " cells"]
+    """Of the first trigger's next token; of no meaning where there is none."""
+    next: Int[np.ndarray, " cells"]
+    """The first trigger's next token."""
+    last: Int[np.ndarray, " cells"]
+    """The first trigger's own last token."""
+    triggers: Int[np.ndarray, " cells"]
+    judged: Int[np.ndarray, " cells"]
+    """Triggers with a next token."""
+    matches: Int[np.ndarray, " cells"]
+    """Triggers whose next token is the value's top token."""
+    first_at_end: Bool[np.ndarray, " cells"]
+    at_end: int
+    negative_next: Int[np.ndarray, " cells"] | None = None
+    """The first negative trigger's next token, where the run has looked for them."""
+    negative_top: Int[np.ndarray, " cells"] | None = None
+    """What each value turned round says."""
+
+    @property
+    def known(self) -> Bool[np.ndarray, " cells"]:
+        """Which cells have a first trigger with a next token."""
+        return self.next != NONE
+
+    @property
+    def fired(self) -> Bool[np.ndarray, " cells"]:
+        return self.triggers > 0
+
+    @property
+    def agreeing(self) -> Bool[np.ndarray, " cells"]:
+        return self.next == self.top
+
+    @property
+    def negative_known(self) -> Bool[np.ndarray, " cells"] | None:
+        """Which cells have a first negative trigger with a next token."""
+        return None if self.negative_next is None else self.negative_next != NONE
+
+    @property
+    def negative_agreeing(self) -> Bool[np.ndarray, " cells"] | None:
+        return None if self.negative_next is None else self.negative_next == self.negative_top
+
+    @property
+    def agreeing_last(self) -> Bool[np.ndarray, " cells"]:
+        return self.last == self.top
+
+
+def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, norm: bool, reporter: Reporter) -> JudgedCells:
+    """Project the values of a layer and look at their triggers; `end` stands behind a sentence's last token."""
+    tokens = next_tokens(index, layer, "+", end)
+    values = model.values(layer)
+    following = torch.from_numpy(np.maximum(tokens.ids[:, 0], 0)).long()
+    before = index[Cell(layer, 0)].row
+    parts = []
+    for start in range(0, len(values), CHUNK):
+        rows = slice(start, start + CHUNK)
+        parts.append(model.vocabulary.judge(values[rows], following[rows], norm=norm))
+        done = before + min(start + CHUNK, len(values))
+        reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
+    top, log_prob, rank = (
+        torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in ("top", "top_log_prob", "rank")
+    )
+    negative_next = negative_top = None
+    if index.manifest["settings"]["negative"]:
+        negative_next = next_tokens(index, layer, "-", end).ids[:, 0].copy()
+        negative_top = predictions_of(model, layer, norm=norm, sign="-").top
+    return JudgedCells(
+        layer,
+        top,
+        np.exp(log_prob),
+        rank,
+        next=tokens.ids[:, 0].copy(),  # or all ranks would be held for every layer
+        last=tokens.last[:, 0].copy(),
+        triggers=tokens.counts,
+        judged=tokens.judged,
+        matches=(tokens.ids == top[:, None]).sum(1),
+        first_at_end=tokens.at_end[:, 0].copy(),
+        at_end=tokens.ended,
+        negative_next=negative_next,
+        negative_top=negative_top,
+    )
