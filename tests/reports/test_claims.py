@@ -145,7 +145,7 @@ def test_a_trend_is_not_judged_from_three_layers(sixteen):
 
 def test_a_rank_is_told_as_a_rank_and_a_change_as_percent(sixteen):
     claims = {claim.id: claim for claim in judge_claims(sixteen)}
-    assert "difference −4,541; 9,611 in layer 1, 5,139 in 16" in claims["rank-falls"].here
+    assert "difference −4,541 ranks; 9,611 in layer 1, 5,139 in 16" in claims["rank-falls"].here
     assert "71.7% in layer 1, 49.9% in 16" in claims["last-token-depth"].here
     low = with_rows(sixteen["agreement"], lambda row: {"rank_median": 1.0})
     assert "1 in layer 1" in {claim.id: claim for claim in judge_claims(low)}["rank-falls"].here
@@ -242,7 +242,7 @@ def test_the_ends_of_a_trend_must_agree_with_its_sign(sixteen):
     claim = claim_of(found, "rank-falls")
     assert claim.value < -0.5  # Spearman's
     assert claim.verdict == "does not hold"
-    assert "top quarter of the layers 21,766, bottom quarter 21,522, difference +244" in claim.here
+    assert "top quarter of the layers 21,766, bottom quarter 21,522, difference +244 ranks" in claim.here
 
 
 def test_the_difference_of_a_trends_ends_has_an_interval_of_its_own(sixteen):

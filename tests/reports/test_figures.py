@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from ffmem.reports.curves import COLOURS, FIGURES, panels
+from ffmem.reports.curves import COLOURS
 from ffmem.reports.drawing import png, svg
 from ffmem.reports.figures import figure, plot, save_figures
+from ffmem.reports.panels import FIGURES, panels
 from ffmem.reports.paper import the_paper
 from ffmem.results import Result
 from ffmem.words import FfmemError
@@ -117,7 +118,10 @@ def test_bins_without_cells_have_no_bar(sixteen):
     facts = sixteen["agreement"].facts
     bins = [one | {"share": None, "cells": 0} if at == 3 else one for at, one in enumerate(facts["fig6"])]
     result = Result("agreement", 0, {}, sixteen["agreement"].rows, facts | {"fig6": bins})
-    assert [at for at, *_ in series(figure("fig6", [result]), "this model")] == [1, 2, 3, 5, 6, 7, 8]
+    chart = figure("fig6", [result])
+    assert {row["at"] for row in drawn(chart) if row["series"] == "this model" and "top" in row} == {1, 2, 3, 5, 6, 7, 8}
+    (gap,) = [row for row in drawn(chart) if row["at"] == 4 and row.get("shown") == "no cells"]
+    assert (gap["few"], gap["said"]) == ("none", "this model, bin 4: no cells")
 
 
 def test_a_gated_model_has_a_curve_of_its_negative_triggers_and_others_have_none(gated, sixteen):

@@ -13,9 +13,9 @@ import pytest
 from ffmem.reports import report
 from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.claims import judge_claims
-from ffmem.reports.curves import FIGURES
 from ffmem.reports.markup import data
 from ffmem.reports.page import render
+from ffmem.reports.panels import FIGURES
 from ffmem.words import FfmemError, RunError
 from tests.reports.made import made_run, paper_results
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from ffmem.reports.curves import Results
 from ffmem.reports.questions import Question, questions
 from ffmem.reports.verdicts import RUN_CONTROL, VERDICTS, Claim, Finding, Verdict, find
-from ffmem.results import Result
 from ffmem.words import RunError
-
-Results = Mapping[str, Result]
 
 
 def judge_claims(results: Results, controls: Results | None = None) -> list[Claim]:

@@ -21,12 +21,14 @@ def share(value: int | float) -> str:
 
 
 def points(value: int | float) -> str:
-    """A difference of shares.
+    """A difference of shares, in percentage points.
 
-    >>> points(0.0213), points(-0.5)
-    ('+2.13 points', '−50 points')
+    >>> points(0.0213), points(-0.5), points(1e-9)
+    ('+2.13', '−50', '0')
     """
-    return f"{'+' if value > 0 else ''}{share(value).removesuffix('%')} points"
+    if abs(value) < LEAST:
+        return "0"
+    return ("+" if value > 0 else "") + plain(100 * value)
 
 
 def plain(value: int | float) -> str:

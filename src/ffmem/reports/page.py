@@ -17,6 +17,7 @@ from ffmem.reports.markup import Raw, element, facts, join
 from ffmem.reports.paper import the_paper
 from ffmem.reports.sections import claims_section, examples, figures_section, glossary, opening, table2, what_was_run
 from ffmem.reports.verdicts import CONTROL
+from ffmem.text import visible
 from ffmem.words import FfmemError
 
 
@@ -42,16 +43,15 @@ def render(index: Index) -> str:
     """The page of a run."""
     results, controls, layers = all_results(index), all_results(index, CONTROL), index.manifest["model"]["layers"]
     claims = judge_claims(results, controls)
-    name = index.manifest["model"]["name"]
     body = [
         what_was_run(index, results),
         claims_section(claims),
-        figures_section(results, layers),
+        figures_section(results, layers, controls),
         table2(results),
         examples(index, results),
     ]
     return Template(_part("page.html")).substitute(
-        title=escape(f"Feed-forward memories of {name}, beside the paper"),
+        title=escape(f"Feed-forward memories of {visible(model_title(index.manifest['model']['name']))}, beside the paper"),
         style=_part("page.css"),
         opening=opening(claims),
         glossary=glossary(),
@@ -62,6 +62,17 @@ def render(index: Index) -> str:
         library=bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--"),
         script=_part("page.js"),
     )
+
+
+def model_title(name: str) -> str:
+    """A model's name for a heading: a folder goes by its own name, a model of a hub by its author's and its own.
+
+    >>> model_title("/data/models/gpt2/"), model_title("EleutherAI/pythia-70m"), model_title("s3://bucket/runs/mine")
+    ('gpt2', 'EleutherAI/pythia-70m', 'mine')
+    """
+    parts = [part for part in name.replace("\\", "/").split("/") if part]
+    folder = len(parts) > 2 or name.startswith(("/", ".", "~")) or name.endswith("/") or "\\" in name
+    return parts[-1] if parts and folder else name
 
 
 def _footer(index: Index) -> Raw:

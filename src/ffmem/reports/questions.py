@@ -94,7 +94,7 @@ def questions() -> list[Question]:
             "rank-falls", "Fig 5", "agreement",
             "The next token climbs in the value's ranking towards upper layers.",
             ends(paper.rank_median, whole), falls("the median rank", -0.5),
-            trend("rank_median", below=-0.5, say=whole, difference=ranks_apart),
+            trend("rank_median", below=-0.5, say=whole, difference=ranks_apart, unit="ranks"),
         ),
         Question(
             "agreement-probability", "Fig 6", "agreement",

@@ -7,10 +7,10 @@ from math import inf
 from statistics import fmean, median
 from typing import Any
 
-from ffmem.reports.curves import FEW, Axis, layers_of
+from ffmem.reports.curves import Axis, layers_of
 from ffmem.reports.numbers import plain, points, share, signed, whole
 from ffmem.reports.ranks import spearman
-from ffmem.reports.verdicts import Measure, Reading, Rule, Sample, interval, own, resamples
+from ffmem.reports.verdicts import FEW, Measure, Reading, Rule, Sample, interval, own, resamples
 from ffmem.results import Result
 
 FEWEST = 4
@@ -18,7 +18,7 @@ FEWEST = 4
 MOST = 0.8
 """The share of the layers in which a claim about most of them must be so."""
 COIN_FLIP = (0.45, 0.55)
-"""Shares of coefficients above zero that say nothing where no coefficient is zero."""
+"""Shares of coefficients above zero, and of coefficients below it, that say no more than the toss of a coin."""
 
 Row = dict[str, Any]
 Read = Callable[[Result], Reading]
@@ -41,7 +41,8 @@ def units(result: Result) -> str:
 
 def trend(
     column: str, *, above: int | float = -inf, below: int | float = inf, size: bool = False,
-    say: Callable[[int | float], str] = share, difference: Callable[[int | float], str] = points, **only: str,
+    say: Callable[[int | float], str] = share, difference: Callable[[int | float], str] = points,
+    unit: str = "points", **only: str,
 ) -> Read:  # fmt: skip
     """A column (or its size) rises or falls with depth: by its ranks, and from the bottom quarter to the top quarter."""
 
@@ -74,7 +75,7 @@ def trend(
         ends = f"top quarter of the layers {say(top)}, bottom quarter {say(bottom)}, difference"
         measures = (
             Measure("Spearman", ranks, Rule(above=above, below=below), signed),
-            Measure(ends, step, Rule(above=0) if above > -inf else Rule(below=0), difference),
+            Measure(ends, step, Rule(above=0) if above > -inf else Rule(below=0), difference, unit),
         )
         return Reading(words, measures, units(result))
 
@@ -222,7 +223,7 @@ def more_than_a_coin_flip(read: Read) -> Read:
             return read(result)
         mass = [row["mass_median"] for row in result.rows if row.get("mass_median") is not None]
         carried = f"; 90% of the mass is in {share(median(mass))} of the cells" if mass else ""
-        why = "the layers are gated" if said else "with no zeros that is the toss of a coin"
+        why = "the layers are gated" if said else "the others below: the toss of a coin"
         middle = share(median(row["active_median"] for row in result.rows))
         return Reading(f"{middle} of the coefficients are above 0, and {why}{carried}", verdict="does not apply")
 
@@ -231,8 +232,9 @@ def more_than_a_coin_flip(read: Read) -> Read:
 
 def coin_flip(row: Row, facts: dict[str, Any]) -> bool:
     """Whether about half of a layer's coefficients are above zero and the others below it."""
-    zeros = row.get("exact_zeros", facts.get("exact_zeros"))
-    return COIN_FLIP[0] <= row["active_median"] <= COIN_FLIP[1] and not zeros
+    zeros = row.get("exact_zeros", facts.get("exact_zeros")) or 0.0
+    above = row["active_median"]
+    return all(COIN_FLIP[0] <= part <= COIN_FLIP[1] for part in (above, 1 - above - zeros))
 
 
 def active_part(result: Result) -> Reading:

@@ -9,13 +9,15 @@ from typing import Any
 from ffmem.index.reader import Index
 from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.claims import summary
-from ffmem.reports.curves import FIGURES, Panel, Results, panels
+from ffmem.reports.curves import Panel, Point, Results
 from ffmem.reports.drawing import svg
 from ffmem.reports.figures import draw, figure, shown
 from ffmem.reports.markup import Raw, data, details, element, facts, join, table
+from ffmem.reports.numbers import share
+from ffmem.reports.panels import FIGURES, panels
 from ffmem.reports.paper import the_paper
 from ffmem.reports.readings import FEWEST
-from ffmem.reports.verdicts import RUN_CONTROL, Claim, Verdict
+from ffmem.reports.verdicts import RUN_CONTROL, Claim, Finding, Verdict
 from ffmem.text import shown_token
 
 GLOSSARY = {
@@ -79,7 +81,7 @@ def what_was_run(index: Index, results: Results) -> Raw:
             "perhaps the model in its training, has already seen. The paper used a validation set: give one with --eval.",
             class_="warning", role="note",
         )  # fmt: skip
-    made = table("Experiments of this run", ["experiment", "seed", "examples", "from"], rows)
+    made = table("Experiments of this run", ["experiment", "seed", "examples", "from"], rows, class_="stacked")
     return element("section", element("h2", "What was run"), facts(pairs), note, made, aria_label="What was run")
 
 
@@ -96,11 +98,10 @@ def claims_section(claims: Sequence[Claim]) -> Raw:
     rows = [
         [
             join(_marks(claim)),
-            element("span", claim.claim, " ", element("small", claim.figure)),
+            join([claim.claim, element("small", f"{claim.figure}. Rule: {claim.rule}.")]),
             claim.paper,
-            claim.here,
+            _found(claim.found),
             _control(claim),
-            element("small", claim.rule),
         ]
         for claim in claims
     ]
@@ -112,7 +113,7 @@ def claims_section(claims: Sequence[Claim]) -> Raw:
         "learned: it is no evidence. Spearman is the correlation of ranks: +1 where one always rises with the other, −1 "
         f"where it always falls; a trend is judged from {FEWEST} layers on, and the quarters at its two ends must agree."
     )
-    columns = ["verdict", "claim", "the paper says", "here", "random weights", "rule"]
+    columns = ["verdict", "claim", "the paper says", "here", "random weights"]
     made = table("The paper's claims, and what is so here", columns, rows, class_="claims stacked")
     return element("section", element("h2", "The paper says / here"), element("p", intro), made, aria_label="Claims")
 
@@ -127,29 +128,35 @@ def _marks(claim: Claim) -> list[Raw]:
     return marks
 
 
-def _control(claim: Claim) -> Any:
+def _found(finding: Finding) -> Raw:
+    """Each number on a line of its own, and what stands beside them."""
+    lines = [element("div", number.text) for number in finding.numbers if number.text]
+    return join([*lines, element("small" if lines else "span", finding.beside)])
+
+
+def _control(claim: Claim) -> Raw:
     if claim.control is None:
         return element("small", "–" if claim.verdict == "not measured" else RUN_CONTROL)
-    return element("span", element("b", claim.control.verdict), ": ", claim.control.text)
+    return join([element("b", claim.control.verdict), _found(claim.control)])
 
 
-def figures_section(results: Results, layers: int) -> Raw:
+def figures_section(results: Results, layers: int, controls: Results) -> Raw:
     """All figures, and once for all of them how layers are drawn."""
     depth = Raw("")
     if layers != the_paper().layers:
         count = f"{layers} layers" if layers != 1 else "1 layer"
         depth = element("p", f"This model has {count} and the paper's {the_paper().layers}, so both are drawn by depth.")
-    found = [figure_section(name, results, layers) for name in FIGURES]
+    found = [figure_section(name, results, layers, controls) for name in FIGURES]
     return element("section", element("h2", "Figures"), depth, *found, aria_label="Figures")
 
 
-def figure_section(name: str, results: Results, layers: int) -> Raw:
+def figure_section(name: str, results: Results, layers: int, controls: Results) -> Raw:
     """Heading, two sentences, the chart, its numbers."""
     caption, (experiment, _) = CAPTIONS[name], FIGURES[name]
     heading = element("h3", f"{caption.number}. {caption.title}", id=name)
     if experiment not in results:
         return element("section", heading, element("p", caption.see), _not_run(experiment))
-    found = panels(name, results, layers)
+    found = panels(name, results, layers, controls)
     charts, specs = [], []
     for at, panel in enumerate(found, 1):
         id = f"{name}-{at}"
@@ -158,7 +165,7 @@ def figure_section(name: str, results: Results, layers: int) -> Raw:
         spec.pop("config", None)
         charts.append(element("div", class_="chart", id=id, role="group", aria_label=_label(caption.alt, panel)))
         specs.append(data(f"{id}-spec", spec))
-    still = b64encode(svg(figure(name, results, layers=layers)).encode()).decode()
+    still = b64encode(svg(figure(name, results, layers=layers, controls=controls)).encode()).decode()
     image = Raw(f'<noscript><img alt="{caption.alt}" src="data:image/svg+xml;base64,{still}"></noscript>')
     return element(
         "section", heading, element("p", caption.see),
@@ -178,30 +185,23 @@ def _numbers(panel: Panel) -> Raw:
         curves = [curve for curve in panel.curves if curve.points and ("paper" in curve.name) == paper]
         if not curves:
             continue
-        places = sorted({point.at for curve in curves for point in curve.points})
         by_place = [{point.at: point for point in curve.points} for curve in curves]
-        rows = []
-        for at in places:
-            row: list[Any] = [at]
-            for points in by_place:
-                point = points.get(at)
-                if point is None:
-                    row.append(None)
-                    continue
-                span = (
-                    ""
-                    if point.low is None or point.high is None
-                    else f" ({shown(panel, point.low)} to {shown(panel, point.high)})"
-                )
-                note = f" ({point.note})" if point.note else ""
-                row.append(shown(panel, point.value) + span + note)
-            rows.append(row)
+        places = sorted({at for points in by_place for at in points} | (set() if paper else set(panel.empty)))
+        rows = [[at, *(_cell(panel, points.get(at), at) for points in by_place)] for at in places]
         what = "bin" if panel.axis is None else "layer"
         title = panel.title or ("the paper" if paper else "this model")
-        intervals = {curve.interval for curve in curves if curve.interval}
-        extra = f"; in brackets the {', '.join(sorted(intervals))}" if intervals else ""
-        parts.append(table(f"{title}: {panel.y}{extra}", [what, *(curve.name for curve in curves)], rows))
+        columns = [f"{c.name} ({c.interval})" if any(p.low is not None for p in c.points) else c.name for c in curves]
+        parts.append(table(f"{title}: {panel.y}", [what, *columns], rows))
     return join(parts)
+
+
+def _cell(panel: Panel, point: Point | None, at: int) -> str | None:
+    """A point as a number, with the ends of its interval and what there is to note."""
+    if point is None:
+        return "no cells" if at in panel.empty else None
+    ends = () if point.low is None or point.high is None else (point.low, point.high)
+    span = f" ({' to '.join(shown(panel, end) for end in ends)})" if ends else ""
+    return shown(panel, point.value) + span + (f" ({point.note})" if point.note else "")
 
 
 def _not_run(experiment: str) -> Raw:
@@ -218,7 +218,7 @@ def table2(results: Results) -> Raw:
     paper = table(
         "The paper's Table 2",
         ["cell", "value's top token", "precision at 50"],
-        [[cell, shown_token(token), f"{precision:.0%}"] for cell, token, precision in the_paper().table2],
+        [[cell, shown_token(token), share(precision)] for cell, token, precision in the_paper().table2],
     )
     if "agreement" not in results:
         return element("section", heading, intro, _not_run("agreement"), paper, aria_label="Table 2")
@@ -227,7 +227,7 @@ def table2(results: Results) -> Raw:
         [
             one["cell"],
             shown_token(one["token"]),
-            f"{one['precision_at_t']:.0%} ({one['agreeing']} of {one['judged']})",
+            f"{share(one['precision_at_t'])} ({one['agreeing']} of {one['judged']})",
             join(element("p", _prefix(e["prefix"], e["next"]), class_="prefix") for e in one["examples"]),
         ]
         for one in found["cells"]
@@ -274,7 +274,7 @@ def examples(index: Index, results: Results) -> Raw:
 
 
 def _predictive(index: Index, one: dict[str, Any]) -> Raw:
-    said = f"{one['cell']} says {shown_token(one['token'])} (probability {one['max_probability']:.2g}); "
+    said = f"{one['cell']} says {shown_token(one['token'])} (probability {share(one['max_probability'])}); "
     agrees = f"{one['agreeing']} of its {one['judged']} triggers agree"
     triggers = index[one["cell"]].triggers[:TRIGGERS]
     listed = [element("li", _prefix(trigger.prefix, trigger.next)) for trigger in triggers]

@@ -15,6 +15,8 @@ from ffmem.results import Result
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does not apply"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")
 INTERVAL = (0.025, 0.975)
+FEW = 30
+"""Cells below which a bin's share says little."""
 AGAIN = "interval: not there, run it again"
 CONTROL = "random"
 """The control that claims are held against: a model of the same shape with fresh random weights."""
@@ -121,12 +123,16 @@ class Finding:
     numbers: tuple[Number, ...] = ()
 
     @property
+    def beside(self) -> str:
+        """What stands beside the numbers: words, what is missing, and of how many units they are."""
+        lacking = any(number.value is not None and number.low is None for number in self.numbers)
+        said = "; ".join(filter(None, (self.words, AGAIN if lacking else "")))
+        return f"{said} ({self.n})".strip() if self.n else said
+
+    @property
     def text(self) -> str:
         """Everything in one line, as a reader sees it."""
-        parts = [number.text for number in self.numbers] + [self.words]
-        if any(number.value is not None and number.low is None for number in self.numbers):
-            parts.append(AGAIN)
-        return "; ".join(filter(None, parts)) + (f" ({self.n})" if self.n else "")
+        return "; ".join(filter(None, (*(number.text for number in self.numbers), self.beside))).replace("; (", " (")
 
 
 @dataclass(frozen=True)
