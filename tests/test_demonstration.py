@@ -6,6 +6,8 @@ import torch
 import ffmem
 from ffmem import demonstration
 from ffmem.demonstration import agreement, demo, worth_seeing
+from ffmem.reports.claims import judge_claims, summary
+from ffmem.reports.figures import all_results
 from tests.tiny import some_text
 
 
@@ -43,7 +45,8 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
     index = demo(tmp_path / "run")
     out, err = capsys.readouterr()
     assert "has read" in out
-    assert "claims hold" in out
+    results, controls = all_results(index), all_results(index, "random")
+    assert f"kept out of the index. {summary(judge_claims(results, controls))}" in out
     assert out.count("  layer ") == index.manifest["model"]["layers"]
     assert (index.path / "report.html").is_file()
     assert str(index.path / "report.html") in err

@@ -44,7 +44,7 @@ def render(index: Index) -> str:
     results, controls, layers = all_results(index), all_results(index, CONTROL), index.manifest["model"]["layers"]
     claims = judge_claims(results, controls)
     body = [
-        what_was_run(index, results),
+        what_was_run(index, results, controls),
         claims_section(claims),
         figures_section(results, layers, controls),
         table2(results),

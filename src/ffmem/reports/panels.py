@@ -204,8 +204,8 @@ def _fig8(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
         _here(result, axis, "zero_agreement", form="bar"),
         _paper(the_paper().zero_agreement, axis),
         _random(control, axis, "zero_agreement"),
-        _here(result, axis, "zero_agreement_active", "active cells only"),
-        _here(result, axis, "zero_agreement_output", "block's output"),
+        _here(result, axis, "zero_agreement_active", "active cells only", interval=""),
+        _here(result, axis, "zero_agreement_output", "block's output", interval=""),
     ]
     return [Panel("", "examples without agreement", curves, axis, half_bar=axis.half_bar(axis.layers))]
 

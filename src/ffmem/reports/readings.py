@@ -253,6 +253,8 @@ def within(fact: str, low: int | float, high: int | float, *, what: str) -> Read
         if result.facts.get(fact) is None:
             return not_measured("no case to judge")
         cases = result.facts.get("agreeing_cases")
+        if cases is not None and cases < FEW:
+            return not_measured(f"too few cases ({cases}; {FEW} needed)")
         n = units(result) if cases is None else f"{cases:,} cases"
         return Reading("", [Measure("", lambda sample: sample.facts[fact], Rule(least=low, most=high), of=what)], n)
 
@@ -276,6 +278,8 @@ def distant(result: Result) -> Reading:
     last = result.facts["last_layer"]
     if last["distant"] is None:
         return not_measured("no composition in the last layer")
+    if last["compositions"] < FEW:
+        return not_measured(f"too few compositions in the last layer ({last['compositions']}; {FEW} needed)")
     by = "by the distance of embeddings"
     measure = Measure("", lambda sample: sample.facts["last_layer"]["distant"], Rule(above=0.5), of=by)
     return Reading("", [measure], f"{last['compositions']:,} compositions")

@@ -45,7 +45,7 @@ def glossary() -> Raw:
     return element("section", element("h2", "Five words"), facts(GLOSSARY), aria_label="Five words")
 
 
-def what_was_run(index: Index, results: Results) -> Raw:
+def what_was_run(index: Index, results: Results, controls: Results) -> Raw:
     manifest, counts = index.manifest, index.counts
     model, settings = manifest["model"], manifest["settings"]
     cells = sorted(set(model["cells"]))
@@ -65,13 +65,14 @@ def what_was_run(index: Index, results: Results) -> Raw:
     rows: list[list[Any]] = []
     for name in dict.fromkeys(experiment for experiment, _ in FIGURES.values()):
         if name not in results:
-            rows.append([name, "not run", None, None])
+            rows.append([name, None, None, "not run", None])
             continue
         result = results[name]
         examples = result.settings.get("examples")
         asked = result.settings.get("examples_asked", examples)
         count = None if examples is None else f"{examples:,}" + (f" of {asked:,} asked for" if asked != examples else "")
-        rows.append([name, result.seed, count, result.settings.get("examples_from", "the run's triggers")])
+        origin = result.settings.get("examples_from", "the run's triggers")
+        rows.append([name, result.seed, count, origin, "run" if name in controls else "not run"])
     own = [name for name, result in results.items() if _own_text(result.settings)]
     note = Raw("")
     if own:
@@ -81,7 +82,9 @@ def what_was_run(index: Index, results: Results) -> Raw:
             "perhaps the model in its training, has already seen. The paper used a validation set: give one with --eval.",
             class_="warning", role="note",
         )  # fmt: skip
-    made = table("Experiments of this run", ["experiment", "seed", "examples", "from"], rows, class_="stacked")
+    made = table(
+        "Experiments of this run", ["experiment", "seed", "examples", "from", "random weights"], rows, class_="stacked"
+    )
     return element("section", element("h2", "What was run"), facts(pairs), note, made, aria_label="What was run")
 
 

@@ -16,7 +16,7 @@ Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does n
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")
 INTERVAL = (0.025, 0.975)
 FEW = 30
-"""Cells below which a bin's share says little."""
+"""Cells (or cases) below which a share says little; resamples of so few do not tell how little."""
 AGAIN = "interval: not there, run it again"
 CONTROL = "random"
 """The control that claims are held against: a model of the same shape with fresh random weights."""
