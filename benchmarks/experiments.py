@@ -25,12 +25,13 @@ import ffmem
 from benchmarks.index import processor
 from ffmem.corpus.workers import cores
 from ffmem.experiments.examples import EXAMPLES, Examples, sample_examples
-from ffmem.experiments.run import NAMES, run_experiments
+from ffmem.experiments.run import run_experiments
 from ffmem.index.reader import Index
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import wiki_tokenizer
 from ffmem.model.memories import MemoryModel
+from ffmem.results import EXPERIMENTS
 
 PAPER_WORDS = 267_744 - 4
 """Words of the paper's vocabulary, the marks not counted."""
@@ -98,11 +99,11 @@ def measure(index: Index, model: MemoryModel, eval: Any, cells: int) -> dict[str
     speed = bare_speed(model, examples)
     tokens = example_tokens(index, examples, cells)
     alone = {}
-    for name in NAMES:
+    for name in EXPERIMENTS:
         synchronize(model)
         began = time.perf_counter()
-        for _ in run_experiments(index, [name], model=model, eval=eval, cells=cells, quiet=True):
-            synchronize(model)
+        run_experiments(index, [name], model=model, eval=eval, cells=cells, quiet=True)
+        synchronize(model)
         seconds = time.perf_counter() - began
         alone[name] = {"seconds": round(seconds, 2), "ratio": round(seconds * speed / tokens[name], 2)}
         print(name, alone[name], flush=True)
@@ -110,8 +111,8 @@ def measure(index: Index, model: MemoryModel, eval: Any, cells: int) -> dict[str
     if weights:
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    for _ in run_experiments(index, model=model, eval=eval, cells=cells, quiet=True):
-        synchronize(model)
+    run_experiments(index, model=model, eval=eval, cells=cells, quiet=True)
+    synchronize(model)
     return {
         "layers": model.layers,
         "cells": len(index),

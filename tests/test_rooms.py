@@ -72,6 +72,7 @@ def test_a_room_imports_only_from_itself_and_rooms_above(path):
         "import sys; from ffmem.cli.app import main\ntry: main(['export', RUN, 'triggers'])\nexcept SystemExit: pass",
         "import ffmem; ffmem.open_index(RUN)['L1D0']._repr_html_()",
         "import sys; from ffmem.cli.app import main\ntry: main(['report', RUN])\nexcept SystemExit: pass",
+        "import sys; from ffmem.cli.app import main\ntry: main(['experiments', RUN, 'nonsense'])\nexcept SystemExit: pass",
     ],
 )
 def test_importing_helping_and_reading_do_not_load_torch(code, gpt2, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import PurePosixPath
@@ -14,7 +15,31 @@ import pyarrow.parquet as pq
 
 from ffmem.index.folder import RESULTS
 from ffmem.index.reader import Index
-from ffmem.words import RunError
+from ffmem.words import FfmemError, RunError
+
+EXPERIMENTS = ("removal", "agreement", "activity", "composition", "refinement", "normaliser")
+"""Their names, in the order in which they are run."""
+CONTROLS = ("random",)
+MOST = 10_000_000
+"""Of anything that is counted: what is asked for beyond that is a slip."""
+
+
+def check_request(
+    names: Iterable[str] = (), *, control: str | None = None, seed: int | None = 0, **counts: int | None
+) -> list[str]:
+    """The experiments that are meant (all if none is named); an error where a name or a number cannot be."""
+    wanted = list(names) or list(EXPERIMENTS)
+    if unknown := [name for name in wanted if name not in EXPERIMENTS]:
+        raise FfmemError(f"expected experiments among {', '.join(EXPERIMENTS)}, found {unknown[0]!r}")
+    if control is not None and control not in CONTROLS:
+        raise FfmemError(f"expected a control among {', '.join(CONTROLS)}, found {control!r}")
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise FfmemError(f"expected a seed of at least 0 and below 2^63, found {seed}")
+    for name, count in counts.items():
+        if count is not None and not 1 <= count <= MOST:
+            bound = "at least 1" if count < 1 else f"at most {MOST:,}"
+            raise FfmemError(f"expected {name} of {bound}, found {count}")
+    return [name for name in EXPERIMENTS if name in wanted]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 
 from ffmem import build_index
 from ffmem.experiments.examples import sample_examples
-from ffmem.words import CorpusError
+from ffmem.words import CorpusError, FfmemError
 from tests.tiny import some_sentences
 
 
@@ -102,7 +102,7 @@ def test_an_empty_eval_corpus_is_an_error(made, tmp_path):
 
 def test_no_example_is_an_error(made):
     model, index, _ = made("gpt2")
-    with pytest.raises(CorpusError, match="expected at least 1 example, found 0"):
+    with pytest.raises(FfmemError, match="expected examples of at least 1, found 0"):
         drawn(model, index, count=0)
 
 

@@ -19,11 +19,11 @@ from ffmem.experiments.observe import observe
 from ffmem.experiments.refinement import Refinement
 from ffmem.experiments.removal import KINDS, draw_triggers, removal, remove_tokens
 from ffmem.experiments.resampling import RESAMPLES, as_draws, bootstrap, draw_counts, interval, medians, shares
-from ffmem.experiments.run import NAMES, run_experiments
+from ffmem.experiments.run import run_experiments
 from ffmem.experiments.substitution import substituted
 from ffmem.progress import reporting
 from ffmem.reports.claims import judge_claims
-from ffmem.results import load_result
+from ffmem.results import EXPERIMENTS, load_result
 
 COUNT, SEED = 24, 3
 LOOKED_AT = (0, 1, RESAMPLES - 1)
@@ -192,7 +192,7 @@ def test_every_claim_can_be_judged_on_every_draw_as_on_the_result_and_the_file_s
         }
         judged = judge_claims(drawn)
         assert [claim.verdict == "not measured" for claim in judged] == [verdict == "not measured" for verdict in verdicts]
-    for name in NAMES:
+    for name in EXPERIMENTS:
         assert (index.path / "results" / f"{name}.json").stat().st_size < 400_000
         assert load_result(index, name).resamples == results[name].resamples
 

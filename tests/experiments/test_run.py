@@ -1,14 +1,23 @@
 """All experiments on one run, from Python and from the command line."""
 
 import json
+import sys
 
 import pytest
 
 from ffmem import open_index
 from ffmem.cli.app import main
-from ffmem.experiments import run_experiments
-from ffmem.experiments.run import NAMES
-from ffmem.results import saved_results
+from ffmem.experiments import (
+    activity,
+    agreement,
+    composition,
+    each_experiment,
+    normaliser,
+    refinement,
+    removal,
+    run_experiments,
+)
+from ffmem.results import EXPERIMENTS, saved_results
 from ffmem.words import FfmemError
 from tests.experiments.conftest import KINDS
 
@@ -16,24 +25,55 @@ from tests.experiments.conftest import KINDS
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_experiments_run_on_every_kind_of_model_and_are_kept(kind, made):
     model, index, _ = made(kind)
-    results = list(run_experiments(index, model=model, examples=12, cells=4, quiet=True))
-    assert [result.experiment for result in results] == list(NAMES)
-    assert set(saved_results(index)) >= set(NAMES)
+    results = run_experiments(index, model=model, examples=12, cells=4, quiet=True)
+    assert [result.experiment for result in results] == list(EXPERIMENTS)
+    assert set(saved_results(index)) >= set(EXPERIMENTS)
     for result in results:
         assert {row["layer"] for row in result.rows} == set(range(1, model.layers + 1))
         json.dumps(result.as_dict(), allow_nan=False)
 
 
-def test_only_the_named_ones_run(made):
+def test_only_the_named_ones_run_in_their_order(made):
     model, index, _ = made("gpt2")
     found = run_experiments(index, ["refinement", "activity"], model=model, examples=5, quiet=True)
     assert [result.experiment for result in found] == ["activity", "refinement"]
+    assert isinstance(found, list)
 
 
-def test_an_unknown_name_is_an_error(made):
+def test_one_after_the_other_each_is_made_when_it_is_asked_for(made, monkeypatch):
+    model, index, _ = made("gpt2")
+    module, asked = sys.modules[each_experiment.__module__], []
+    original = module.agreement
+    monkeypatch.setattr(module, "agreement", lambda *args, **options: asked.append(1) or original(*args, **options))
+    results = each_experiment(index, ["agreement", "removal"], model=model, cells=2, quiet=True)
+    assert next(results).experiment == "removal"
+    assert not asked
+    assert next(results).experiment == "agreement"
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        ({"names": ["figures"]}, r"expected experiments among removal, .* found 'figures'"),
+        ({"control": "shuffled"}, "expected a control among random, found 'shuffled'"),
+        ({"examples": 0}, "expected examples of at least 1, found 0"),
+        ({"cells": -3}, "expected cells of at least 1, found -3"),
+        ({"examples": 10**20}, "expected examples of at most 10,000,000, found"),
+        ({"seed": -1}, "expected a seed of at least 0 and below 2"),
+        ({"seed": 1 << 63}, "expected a seed of at least 0 and below 2"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told_before_anything_is_opened(request_, told):
+    with pytest.raises(FfmemError, match=told):
+        each_experiment("there is no such run", **request_)
+
+
+@pytest.mark.parametrize("experiment", [activity, agreement, composition, normaliser, refinement, removal])
+def test_an_experiment_alone_looks_at_its_seed_before_it_looks_for_a_model(experiment, made):
     _, index, _ = made("gpt2")
-    with pytest.raises(FfmemError, match=r"expected experiments among removal, .* found 'figures'"):
-        list(run_experiments(index, ["figures"]))
+    with pytest.raises(FfmemError, match="expected a seed of at least 0"):
+        experiment(object(), index, seed=-1)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +119,9 @@ def test_json_is_one_result_a_line(run, capsys, tmp_path):
     ("arguments", "told"),
     [
         (["figures"], "expected experiments among"),
-        (["activity", "--examples", "0"], "expected at least 1 example, found 0"),
+        (["activity", "--examples", "0"], "expected examples of at least 1, found 0"),
+        (["activity", "--seed=-1"], "expected a seed of at least 0"),
+        (["activity", "--control", "none"], "expected a control among random"),
         (["activity", "--eval", "none.txt"], "none.txt: no such file"),
     ],
 )

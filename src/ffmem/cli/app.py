@@ -279,9 +279,21 @@ def experiments(
         list[str] | None,
         typer.Option(help="Text to draw examples from, which the index has not seen; may be repeated.", show_default="none"),
     ] = None,
-    examples: Annotated[int, typer.Option(help="Prefixes to follow through the model.")] = 4000,
-    cells: Annotated[int, typer.Option(help="Cells a layer whose triggers have tokens removed.")] = 100,
+    examples: Annotated[
+        int | None, typer.Option(help="Prefixes to follow through the model.", show_default="4000; 200 of a control")
+    ] = None,
+    cells: Annotated[
+        int | None,
+        typer.Option(help="Cells a layer whose triggers have tokens removed.", show_default="100; 20 of a control"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            help="`random`: ask a model of the same shape with fresh random weights instead, to see what training made.",
+            show_default="none",
+        ),
+    ] = None,
     as_json: AsJson = False,
     model: OtherModel = None,
     device: Device = "auto",
@@ -290,19 +302,31 @@ def experiments(
 ) -> None:
     """Run the paper's experiments on a run and its model; results are kept in the run.
 
-    Without `--eval` the examples are from the indexed text itself, and the results say so.
+    Without `--eval` the examples are from the indexed text itself, and the results say so. A control's results are kept
+    beside the run's own, and are not made again where nothing differs.
     """
     from ffmem.corpus.sources import open_source
-    from ffmem.experiments.run import run_experiments
-    from ffmem.index.folder import RESULTS, RunFolder
+    from ffmem.index.folder import RESULTS
+    from ffmem.index.reader import open_index
+    from ffmem.results import check_request
 
+    # What is wrong with the request is told before torch is loaded.
+    check_request(names or [], control=control, seed=seed, examples=examples, cells=cells)
+    opened = open_index(run)
     corpus = [open_source(name) for name in eval] if eval else None
-    note(quiet, "loading the run's model")
-    results = run_experiments(
-        run,
+
+    from ffmem.experiments.run import each_experiment
+
+    note(
+        quiet,
+        "loading the run's model" if control is None else "a model of the same shape with random weights",
+    )
+    results = each_experiment(
+        opened,
         names or [],
         model=model,
         eval=corpus,
+        control=control,
         examples=examples,
         cells=cells,
         seed=seed,
@@ -312,7 +336,7 @@ def experiments(
     )
     for result in results:
         print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
-    note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")
+    note(quiet, f"kept in {opened.folder.place(RESULTS)}{f'/{control}' if control else ''}")
 
 
 @app.command()

@@ -6,6 +6,15 @@ from ffmem.experiments.composition import composition
 from ffmem.experiments.normaliser import normaliser
 from ffmem.experiments.refinement import refinement
 from ffmem.experiments.removal import removal
-from ffmem.experiments.run import run_experiments
+from ffmem.experiments.run import each_experiment, run_experiments
 
-__all__ = ["activity", "agreement", "composition", "normaliser", "refinement", "removal", "run_experiments"]
+__all__ = [
+    "activity",
+    "agreement",
+    "composition",
+    "each_experiment",
+    "normaliser",
+    "refinement",
+    "removal",
+    "run_experiments",
+]

@@ -16,8 +16,8 @@ from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.results import Result
-from ffmem.words import Cell, FfmemError
+from ffmem.results import Result, check_request
+from ffmem.words import Cell
 
 BINS = 8
 TABLE_CELLS = 6
@@ -40,8 +40,7 @@ def agreement(
     is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first. `known` is filled with what
     the values predict.
     """
-    if top_values < 1:
-        raise FfmemError(f"expected top_values of at least 1, found {top_values}")
+    check_request(seed=seed, top_values=top_values)
     model = model_of(index, model)
     end = end_token(model, index)
     with reporting("agreement", quiet=quiet) as reporter:

@@ -12,11 +12,12 @@ from jaxtyping import Int
 
 from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import POCKET, open_source, open_sources
+from ffmem.corpus.sources import POCKET, Source, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
+from ffmem.results import check_request
 from ffmem.words import CorpusError
 
 EXAMPLES = 4000
@@ -68,22 +69,22 @@ def sample_examples(
     Sentences are drawn without replacement, every one with the same chance, then a length of the prefix. A corpus
     that cannot be read again gives the sentences that the run has kept.
     """
-    if count < 1:
-        raise CorpusError(f"expected at least 1 example, found {count}")
+    check_request(examples=count, seed=seed)
     settings = index.manifest["settings"]
     chance = np.random.default_rng([seed, 1])
     encoder = Encoder(model.tokenizer, model.context - int(settings["bos"]))
-    if eval is None and (kept := _kept(index)) is not None:
+    known = corpus_of(index) if eval is None else open_sources(eval, column=settings["column"])
+    if known is None:
+        kept = _kept(index)
         origin = (
             "sentences that the run kept for its triggers: its corpus cannot be read again, and no eval corpus was given"
         )
         drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
     else:
-        sources = open_sources(eval, column=settings["column"]) if eval is not None else _sources(index)
-        origin = ", ".join(source.name for source in sources) + ("" if eval is not None else " (the indexed corpus itself)")
+        origin = ", ".join(source.name for source in known) + ("" if eval is not None else " (the indexed corpus itself)")
         limit = None if eval is not None else settings["limit_tokens"]
         unit = Unit.parse(settings["unit"])
-        corpus = Corpus(sources, encoder, unit, settings["language"], SHARD_TOKENS, limit)
+        corpus = Corpus(known, encoder, unit, settings["language"], SHARD_TOKENS, limit)
         drawn = _draw(corpus, count, chance, quiet)
     if not drawn:
         raise CorpusError(f"expected sentences to draw examples from, found none in {origin}")
@@ -111,15 +112,16 @@ def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) 
     return [sentence for _, _, sentence in sorted(held, key=lambda one: one[1])]
 
 
-def _sources(index: Index) -> list[Any]:
-    return [open_source(name, column=index.manifest["settings"]["column"]) for name in index.manifest["corpus"]["sources"]]
-
-
-def _kept(index: Index) -> list[Sentence] | None:
-    """The run's own sentences where its corpus is gone or was never a file."""
+def corpus_of(index: Index) -> list[Source] | None:
+    """The sources of a run's corpus, opened again; None where it is gone or was never a file."""
     names = index.manifest["corpus"]["sources"]
-    if all(name in POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
+    if not all(name in POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
         return None
+    return [open_source(name, column=index.manifest["settings"]["column"]) for name in names]
+
+
+def _kept(index: Index) -> list[Sentence]:
+    """The sentences that the run has kept for its triggers."""
     table = index.table("sentences")
     columns = (table.column(name).to_pylist() for name in ("text", "tokens", "ends"))
     return [

@@ -21,7 +21,7 @@ from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot
 from ffmem.progress import Reporter, reporting
-from ffmem.results import Result
+from ffmem.results import Result, check_request
 from ffmem.words import CorpusError
 
 NORMALISED = 200
@@ -45,6 +45,7 @@ def normaliser(
     coefficients the length of the old ones at every position, so that only their shape differs; where a norm follows the
     layer (gemma2, olmo2) lengths hardly matter anyway. A row a layer; losses in nats per token.
     """
+    check_request(seed=seed, examples=examples)
     loaded = model_of(index, model)
     bos = bool(index.manifest["settings"]["bos"])
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)

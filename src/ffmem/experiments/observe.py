@@ -18,7 +18,7 @@ from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel, Places
 from ffmem.model.vocabulary import Judged
 from ffmem.progress import reporting
-from ffmem.results import Result
+from ffmem.results import Result, check_request
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Tokens a forward: all layers' vectors and coefficients of a batch's examples are held at a time."""
@@ -77,6 +77,7 @@ def follow(
     quiet: bool = False,
 ) -> list[Result]:
     """Draw examples, show them to the observers in one pass, and keep their results in the run."""
+    check_request(seed=seed, examples=examples)
     loaded = model_of(index, model)
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)
     observers = [make(loaded, drawn) for make in makers]

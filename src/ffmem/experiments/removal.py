@@ -18,9 +18,11 @@ from ffmem.index.reader import Index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import Reporter, reporting
-from ffmem.results import Result
-from ffmem.words import Cell, FfmemError, ModelError
+from ffmem.results import Result, check_request
+from ffmem.words import Cell, ModelError
 
+CELLS = 100
+"""Cells a layer, as many as in the paper."""
 KINDS = ("first", "last", "random")
 
 
@@ -28,7 +30,7 @@ def removal(
     model: MemoryModel | Any,
     index: Index,
     *,
-    cells: int = 100,
+    cells: int = CELLS,
     triggers: int = 50,
     seed: int = 0,
     quiet: bool = False,
@@ -39,9 +41,7 @@ def removal(
     kind of removal (first, last, random). The beginning-of-sentence token stays; `random` may hit the ends: every token of
     a prefix has the same chance, but two prefixes of one sentence often lose the same token (see `remove_tokens`).
     """
-    for name, count in (("cells", cells), ("triggers", triggers)):
-        if count < 1:
-            raise FfmemError(f"expected {name} of at least 1, found {count}")
+    check_request(seed=seed, cells=cells, triggers=triggers)
     loaded = model_of(index, model)
     chances = {layer: np.random.default_rng([seed, layer]) for layer in index.layers}
     drawn = [draw_triggers(index, layer, cells=cells, triggers=triggers, chance=chances[layer]) for layer in index.layers]
