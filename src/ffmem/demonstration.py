@@ -82,8 +82,7 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
         index = values(index, model, top=10, quiet=quiet)
     cells = worth_seeing(index)
     _print_cells(index, cells)
-    for _ in run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet):
-        pass  # each is kept in the run
+    run_experiments(index, model=model, eval=HELD_OUT, examples=EXAMPLES, cells=CELLS, quiet=quiet)
     _print_claims(index)
     page = _page(index)
     if not quiet:

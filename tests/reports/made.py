@@ -107,7 +107,7 @@ def resampled(results, count=40):
 def random_weights(layers=16, **more):
     """The same experiments on a model that has learned nothing: every layer alike, nothing agrees but by chance."""
     flat = {
-        "removal": {"mean": -0.5},
+        "removal": {"mean": -0.5, "low": -0.51, "high": -0.49},
         "agreement": {"share": 0.0, "agreeing": 0, "rank_q1": 70_000.0, "rank_median": 130_000.0, "rank_q3": 200_000.0},
         "activity": {f"active_{q}": 0.5 for q in ("q1", "median", "q3")} | {"mass_median": 0.4},
         "composition": {"zero_agreement": 0.99, "zero_agreement_active": 0.995, "zero_agreement_output": 0.99},
