@@ -15,7 +15,6 @@ from ffmem.words import Cell, FfmemError
 
 if TYPE_CHECKING:
     from ffmem.index.reader import CellView, Index
-    from ffmem.results import Result
 
 MODEL = "wiki16"
 CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
@@ -84,9 +83,9 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
     cells = worth_seeing(index)
     _print_cells(index, cells)
     sizes: dict[str, Any] = {"model": model, "eval": HELD_OUT, "examples": EXAMPLES, "cells": CELLS, "quiet": quiet}
-    results = run_experiments(index, **sizes)
-    control = run_experiments(index, control="random", **sizes)
-    _print_claims(*({result.experiment: result for result in found} for found in (results, control)))
+    run_experiments(index, **sizes)
+    run_experiments(index, control="random", **sizes)
+    _print_claims(index)
     page = _page(index)
     if not quiet:
         _print_next(index, cells, page)
@@ -112,18 +111,16 @@ def _end(text: str, width: int = 90) -> str:
     return text if len(text) <= width else "…" + text[-width:].partition(" ")[2]
 
 
-def _print_claims(results: dict[str, Result], control: dict[str, Result]) -> None:
-    """How the paper's claims fared, here and without any training, and the clearest of its curves."""
-    from ffmem.reports.claims import judge_claims
+def _print_claims(index: Index) -> None:
+    """How the paper's claims fared, and the clearest of its curves."""
+    from ffmem.reports.claims import judge_claims, summary
+    from ffmem.reports.figures import all_results
+    from ffmem.results import CONTROL
 
-    claims = judge_claims(results)
-    judged = sum(claim.verdict != "not measured" for claim in claims)
-    held = {claim.id for claim in claims if claim.verdict == "holds"}
-    untrained = {claim.id for claim in judge_claims(control) if claim.verdict == "holds"}
+    results = all_results(index)
+    claims = judge_claims(results, all_results(index, CONTROL))
     print(
-        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index: {len(held)} of its {judged} "
-        f"claims hold.\n{len(held & untrained)} of these hold with random weights too: they come with the architecture and "
-        "the text, not from training.\n"
+        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index. {summary(claims)}\n"
         "The residual stream already predicts what the model will say, layer by layer:"
     )
     for row in results["refinement"].rows:

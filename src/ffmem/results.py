@@ -18,7 +18,8 @@ from ffmem.index.folder import EXPERIMENTS, RESULTS
 from ffmem.index.reader import Index
 from ffmem.words import FfmemError, RunError
 
-CONTROLS = ("random",)
+CONTROL = "random"
+"""The one control there is: a model of the same shape with random weights."""
 MOST = 10_000_000
 """Of anything that is counted: what is asked for beyond that is a slip."""
 WAIT = 600.0
@@ -32,8 +33,8 @@ def check_request(
     wanted = list(names) or list(EXPERIMENTS)
     if unknown := [name for name in wanted if name not in EXPERIMENTS]:
         raise FfmemError(f"expected experiments among {', '.join(EXPERIMENTS)}, found {unknown[0]!r}")
-    if control is not None and control not in CONTROLS:
-        raise FfmemError(f"expected a control among {', '.join(CONTROLS)}, found {control!r}")
+    if control is not None and control != CONTROL:
+        raise FfmemError(f"expected control {CONTROL}, found {control!r}")
     if seed is not None and not 0 <= seed < 1 << 63:
         raise FfmemError(f"expected a seed of at least 0 and below 2^63, found {seed}")
     for name, count in counts.items():

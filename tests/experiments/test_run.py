@@ -57,7 +57,7 @@ def test_one_after_the_other_each_is_made_when_it_is_asked_for(made, monkeypatch
     ("request_", "told"),
     [
         ({"names": ["figures"]}, r"expected experiments among removal, .* found 'figures'"),
-        ({"control": "shuffled"}, "expected a control among random, found 'shuffled'"),
+        ({"control": "shuffled"}, "expected control random, found 'shuffled'"),
         ({"examples": 0}, "expected examples of at least 1, found 0"),
         ({"cells": -3}, "expected cells of at least 1, found -3"),
         ({"examples": 10**20}, "expected examples of at most 10,000,000, found"),
@@ -122,7 +122,7 @@ def test_json_is_one_result_a_line(run, capsys, tmp_path):
         (["figures"], "expected experiments among"),
         (["activity", "--examples", "0"], "expected examples of at least 1, found 0"),
         (["activity", "--seed=-1"], "expected a seed of at least 0"),
-        (["activity", "--control", "none"], "expected a control among random"),
+        (["activity", "--control", "none"], "expected control random"),
         (["activity", "--eval", "none.txt"], "none.txt: no such file"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
@@ -71,6 +73,68 @@ def paper_results(layers=16, *, gated=False, examples_from="wiki.valid.tokens"):
             Result("refinement", 0, drawn, refinement, {"last_layer": _last_layer()}),
             Result("normaliser", 0, drawn | {"examples": 400, "examples_asked": 400}, normaliser, _normaliser_facts()),
         )
+    }
+
+
+def with_draws(result, *changes):
+    """The result with a resample for each of these changes of its rows (a function of a row)."""
+    draws = [{"rows": [row | change(row) for row in result.rows], "facts": result.facts} for change in changes]
+    return replace(result, resamples=draws)
+
+
+def with_fact_draws(result, *facts):
+    """The result with a resample for each of these changes of its facts."""
+    return replace(result, resamples=[{"rows": result.rows, "facts": result.facts | changed} for changed in facts])
+
+
+def resampled(results, count=40):
+    """Results with resamples that are wider and narrower by up to a hundredth."""
+    scales = np.linspace(0.99, 1.01, count).tolist()
+
+    def scaled(found, scale):
+        if isinstance(found, dict):
+            kept = ("layer", "cells", "low", "high") if "share" in found or "layer" in found else ()
+            return {name: part if name in kept else scaled(part, scale) for name, part in found.items()}
+        if isinstance(found, list):
+            return [scaled(part, scale) for part in found]
+        return found * scale if isinstance(found, float) else found
+
+    return {
+        name: replace(result, resamples=[scaled({"rows": result.rows, "facts": result.facts}, scale) for scale in scales])
+        for name, result in results.items()
+    }
+
+
+def random_weights(layers=16, **more):
+    """The same experiments on a model that has learned nothing: every layer alike, nothing agrees but by chance."""
+    flat = {
+        "removal": {"mean": -0.5, "low": -0.51, "high": -0.49},
+        "agreement": {"share": 0.0, "agreeing": 0, "rank_q1": 70_000.0, "rank_median": 130_000.0, "rank_q3": 200_000.0},
+        "activity": {f"active_{q}": 0.5 for q in ("q1", "median", "q3")} | {"mass_median": 0.4},
+        "composition": {"zero_agreement": 0.99, "zero_agreement_active": 0.995, "zero_agreement_output": 0.99},
+        "refinement": {"residual_matches_output": 0.9, "residual": 0.95, "composition": 0.05, "agreement": 0.0, "ffn": 0.0}
+        | {f"residual_probability_{q}": 0.001 for q in ("q1", "median", "q3")},
+        "normaliser": {"change_softmax": 0.0, "change_softmax_scaled": 0.0},
+    }
+    found = paper_results(layers, **more)
+    facts = {
+        "agreement": {
+            "fig6": [one | {"share": 0.0, "agreeing": 0} for one in found["agreement"].facts["fig6"]],
+            "predictive": found["agreement"].facts["predictive"] | {"in_top_layers": 37, "with_agreeing_trigger": 0},
+        },
+        "activity": {"exact_zeros": 0.5},
+        "composition": {"stop_word_share": 0.0, "short_prefix_share": 0.1},
+        "refinement": {"last_layer": {"compositions": 200, "distant": 1.0, "related": 0.0}},
+        "normaliser": {"change_softmax_all": 0.0, "change_softmax_scaled_all": 0.0},
+    }
+    return {
+        name: replace(
+            result,
+            rows=[row | flat[name] for row in result.rows],
+            facts=result.facts | facts.get(name, {}),
+            control="random",
+        )
+        for name, result in found.items()
     }
 
 

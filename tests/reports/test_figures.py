@@ -4,13 +4,14 @@ import re
 
 import pytest
 
-from ffmem.reports.curves import COLOURS, FIGURES, panels
+from ffmem.reports.curves import COLOURS
 from ffmem.reports.drawing import png, svg
 from ffmem.reports.figures import figure, plot, save_figures
+from ffmem.reports.panels import FIGURES, panels
 from ffmem.reports.paper import the_paper
 from ffmem.results import Result
 from ffmem.words import FfmemError
-from tests.reports.made import made_run
+from tests.reports.made import made_run, random_weights, resampled
 
 
 def drawn(chart):
@@ -117,7 +118,10 @@ def test_bins_without_cells_have_no_bar(sixteen):
     facts = sixteen["agreement"].facts
     bins = [one | {"share": None, "cells": 0} if at == 3 else one for at, one in enumerate(facts["fig6"])]
     result = Result("agreement", 0, {}, sixteen["agreement"].rows, facts | {"fig6": bins})
-    assert [at for at, *_ in series(figure("fig6", [result]), "this model")] == [1, 2, 3, 5, 6, 7, 8]
+    chart = figure("fig6", [result])
+    assert {row["at"] for row in drawn(chart) if row["series"] == "this model" and "top" in row} == {1, 2, 3, 5, 6, 7, 8}
+    (gap,) = [row for row in drawn(chart) if row["at"] == 4 and row.get("shown") == "no cells"]
+    assert (gap["few"], gap["said"]) == ("none", "this model, bin 4: no cells")
 
 
 def test_a_gated_model_has_a_curve_of_its_negative_triggers_and_others_have_none(gated, sixteen):
@@ -202,3 +206,109 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(module, package
         FfmemError, match=re.escape(f"figures need {package}, which is not installed: pip install 'ffmem[report]'")
     ):
         svg(figure("fig7", sixteen))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_random_weights_are_beside_the_model_where_they_were_run(name, sixteen):
+    def named(controls):
+        return {
+            text
+            for panel in panels(name, sixteen, controls=controls)
+            for text in (panel.title, *(curve.name for curve in panel.curves if curve.points))
+            if "random weights" in text
+        }
+
+    assert named({}) == set()
+    assert named(random_weights())
+
+
+def test_random_weights_have_a_colour_and_dashes_of_their_own(sixteen):
+    chart = figure("fig9", sixteen, controls=random_weights().values())
+    assert [value for *_, value in series(chart, "random weights")] == [0.9] * 16
+    (panel,) = panels("fig9", sixteen, controls=random_weights())
+    curves = {curve.name: curve for curve in panel.curves}
+    assert (
+        len({curve.colour for curve in curves.values()})
+        == len({curve.dash for curve in curves.values() if curve.form == "line"}) + 1
+    )
+    assert curves["random weights"].colour == COLOURS["random weights"]
+
+
+def test_the_removals_of_random_weights_have_a_panel_on_the_same_scale(sixteen):
+    here, random = panels("fig3", sixteen, controls=random_weights())
+    assert random.title == "random weights"
+    assert here.limits == random.limits == {"domain": [pytest.approx(-0.729), 0], "nice": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "column"),
+    [
+        ("fig4", "agreement", "share"),
+        ("fig8", "composition", "zero_agreement"),
+        ("fig9", "refinement", "residual_matches_output"),
+    ],
+)
+def test_shares_have_the_interval_of_their_resamples(name, experiment, column, sixteen):
+    results = resampled(sixteen, 41)  # from 0.99 to 1.01 in steps of 0.0005: the middle 95% are 0.9905 to 1.0095
+    spans = {
+        row["at"]: (row["low"], row["high"])
+        for row in drawn(figure(name, results))
+        if row["series"] == "this model" and "low" in row
+    }
+    assert spans == {
+        row["layer"]: (pytest.approx(0.9905 * row[column]), pytest.approx(1.0095 * row[column]))
+        for row in sixteen[experiment].rows
+    }
+    assert not any("low" in row for row in drawn(figure(name, sixteen)) if row["series"] == "this model")
+
+
+@pytest.mark.parametrize(
+    ("name", "spread"), [("fig4", "95% interval"), ("fig5", "quartiles"), ("fig9", "95% interval"), ("fig10", "quartiles")]
+)
+def test_the_height_says_what_bands_and_whiskers_are(name, spread, sixteen):
+    layers = figure(name, resampled(sixteen)).to_dict()["layer"]
+    assert any(layer["encoding"]["y"]["axis"]["title"].endswith(f"({spread})") for layer in layers)
+
+
+def test_whiskers_stand_on_bars_and_bands_lie_on_lines(sixteen):
+    def marks(name):
+        return {layer["mark"]["type"] for layer in figure(name, resampled(sixteen)).to_dict()["layer"]}
+
+    assert {"bar", "rule"} <= marks("fig9")
+    assert "area" not in marks("fig9")
+    assert "area" in marks("fig4")
+    assert "rule" not in marks("fig4")
+
+
+def test_a_bin_of_few_cells_is_hollow_and_says_how_many(sixteen):
+    result = resampled(sixteen)["agreement"]
+    bins = [one | {"cells": 29 if at == 7 else 30} for at, one in enumerate(result.facts["fig6"])]
+    spec = figure(
+        "fig6", [Result("agreement", 0, {}, result.rows, result.facts | {"fig6": bins}, result.resamples)]
+    ).to_dict()
+    found = {}
+    for layer in spec["layer"]:
+        for row in layer["data"]["values"]:
+            if row["series"] == "this model":
+                found.setdefault((layer["mark"]["type"], layer["mark"].get("filled", True)), set()).add(row["at"])
+    assert found["bar", False] == {8}
+    assert found["bar", True] == {1, 2, 3, 4, 5, 6, 7}
+    assert found["rule", True] == {1, 2, 3, 4, 5, 6, 7, 8}
+    assert {row["few"] for layer in spec["layer"] for row in layer["data"]["values"] if "few" in row} == {"n 29"}
+
+
+def test_legends_show_a_square_for_bars_and_a_stroke_for_lines(sixteen):
+    chart = figure("fig9", sixteen, controls=random_weights())
+    (scale,) = [layer["encoding"]["shape"]["scale"] for layer in chart.to_dict()["layer"] if "shape" in layer["encoding"]]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
+        "this model": "square", "the paper": "stroke", "random weights": "stroke",
+    }  # fmt: skip
+
+
+def test_no_share_is_ever_in_scientific_notation(sixteen):
+    rows = [
+        row | {"residual_probability_median": 8.33e-26, "residual_probability_q1": 0.0} for row in sixteen["refinement"].rows
+    ]
+    result = Result("refinement", 0, {}, rows, sixteen["refinement"].facts)
+    shown = {row["shown"] for row in drawn(figure("fig10", [result])) if row["series"] == "this model"}
+    assert shown == {"< 0.0001%"}

@@ -12,12 +12,12 @@ import pytest
 
 from ffmem.reports import report
 from ffmem.reports.captions import CAPTIONS
-from ffmem.reports.claims import judge_claims
-from ffmem.reports.curves import FIGURES
+from ffmem.reports.claims import judge_claims, summary
 from ffmem.reports.markup import data
-from ffmem.reports.page import render
+from ffmem.reports.page import model_title, render
+from ffmem.reports.panels import FIGURES
 from ffmem.words import FfmemError, RunError
-from tests.reports.made import made_run, paper_results
+from tests.reports.made import made_run, paper_results, random_weights, resampled
 
 
 class Outline(HTMLParser):
@@ -82,6 +82,85 @@ def test_the_page_has_every_section_and_every_figure(outline, run):
     for part in ("model", "tokenizer", "corpus"):
         assert run.manifest.identity[part] in words
     assert "wiki.train.tokens" in words
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory):
+    """The page of a run with resamples and with the control of some experiments."""
+    index = made_run(tmp_path_factory.mktemp("controlled") / "run", results=resampled(paper_results()))
+    for name in ("composition", "refinement"):
+        resampled(random_weights())[name].saved(index)
+    return Outline(render(index))
+
+
+def test_the_page_opens_with_how_the_claims_fared(outline, controlled):
+    opening = summary(judge_claims(paper_results()))
+    assert outline.words.index(opening) < outline.words.index("Five words")
+    words = controlled.words
+    controls = {name: resampled(random_weights())[name] for name in ("composition", "refinement")}
+    opening = summary(judge_claims(resampled(paper_results()), controls))
+    assert " are evidence, " in opening
+    assert words.index(opening) < words.index("Five words")
+
+
+def test_the_claims_table_has_intervals_counts_and_the_control(controlled):
+    words = controlled.words
+    at = words.index("Layer by layer the stream holds the final word more often.\n")
+    row = " ".join("".join(words[at - 6 : at + 20]).split())
+    assert "✓ holds evidence" in row
+    assert "(4,000 examples)" in row
+    assert "does not hold Spearman +0.00 (+0.00 to +0.00)" in row
+    at = words.index("Values agree with their keys' triggers more often in upper layers.\n")
+    row = " ".join("".join(words[at - 6 : at + 20]).split())
+    assert "✓ holds control not run" in row
+    assert "control not run: ffmem experiments RUN --control random" in row
+    assert "Spearman +0.94 (+0.94 to +0.94)" in row
+
+
+def test_a_result_without_resamples_says_that_its_interval_is_not_there(outline, controlled):
+    missing = "interval: not there, run it again"
+    assert sum(missing in word for word in outline.words) == len(judge_claims(paper_results()))
+    assert not any(missing in word for word in controlled.words)
+
+
+def test_the_page_draws_the_control_and_says_of_which_experiments_it_was_run(controlled):
+    specs = {id: text for id, text in controlled.scripts.items() if str(id).endswith("-spec")}
+    drawn = {id for id, text in specs.items() if "random weights" in text}
+    assert drawn == {"fig8-1-spec", "fig9-1-spec", "fig10-1-spec", "fig11-3-spec"}
+    at = controlled.words.index("Experiments of this run")
+    assert controlled.words[at:].count("run") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("/home/someone/models/mine", "mine"),
+        ("../mine/", "mine"),
+        ("EleutherAI/pythia-70m", "EleutherAI/pythia-70m"),
+        ("gpt2", "gpt2"),
+        ("s3://bucket/models/mine", "mine"),
+    ],
+)
+def test_a_folder_goes_by_its_own_name_and_a_model_of_a_hub_by_its_id(name, title):
+    assert model_title(name) == title
+
+
+def test_the_title_is_the_models_name(tmp_path):
+    outline = Outline(render(made_run(tmp_path / "run", 2, results={}, name="/home/someone/models/mine")))
+    assert outline.headings[0] == [1, "Feed-forward memories of mine, beside the paper"]
+    assert "/home/someone/models/mine (AdaptiveLM, not gated)" in outline.words
+
+
+def test_no_percentage_is_in_scientific_notation(controlled):
+    words = "".join(controlled.words)
+    assert re.findall(r"\de[−+-]\d+%", words) == []
+
+
+def test_tables_that_are_wide_are_stacked_on_a_phone(page, outline):
+    stacked = [found["aria-label"] for _, found in outline.tags if "stacked" in found.get("class", "")]
+    assert stacked == ["Experiments of this run", "The paper's claims, and what is so here"]
+    narrow = page[page.index("@media (max-width: 44rem)") :]
+    assert ".stacked td, .stacked tbody th { display: block;" in narrow.replace("\n", " ")[:600]
 
 
 def test_nothing_is_fetched_from_anywhere(page, outline):

@@ -34,3 +34,10 @@ def test_no_spread_has_no_correlation():
 def test_a_rank_is_one_more_than_those_below_and_half_the_others_equal(values):
     slow = [1 + sum(y < x for y in values) + (values.count(x) - 1) / 2 for x in values]
     assert average_ranks(values) == slow
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 4)), max_size=8))
+def test_a_weight_is_how_often_a_pair_is_written_down(pairs):
+    first, second, weights = zip(*pairs, strict=True) if pairs else ((), (), ())
+    often = [(x, y) for x, y, weight in pairs for _ in range(weight)]
+    assert spearman(first, second, weights) == pytest.approx(spearman([x for x, _ in often], [y for _, y in often]))

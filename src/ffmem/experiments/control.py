@@ -24,14 +24,13 @@ from ffmem.index.build import build_index
 from ffmem.index.reader import Index
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
-from ffmem.results import Result, load_result, saved_results
+from ffmem.results import CONTROL, Result, load_result, saved_results
 from ffmem.words import RunError
 
 CONTROL_EXAMPLES, CONTROL_CELLS, CONTROL_NORMALISED = 200, 20, 10
 """Prefixes to follow, cells a layer whose triggers have tokens removed, and examples of the normaliser."""
 CONTROL_TOKENS = 20_000
 """Of the run's corpus, which the control's index is made from."""
-RANDOM = "random"
 
 
 def random_model(model: MemoryModel, seed: int) -> MemoryModel:
@@ -82,7 +81,7 @@ def control_settings(index: Index, eval: Any, **sizes: int) -> dict[str, Any]:
     """
     sources = [] if eval is None else open_sources(eval, column=index.manifest.settings.column)
     return {
-        "weights": RANDOM,
+        "weights": CONTROL,
         **sizes,
         "tokens": CONTROL_TOKENS,
         "eval": [[source.name, source.size(), _changed(source.name)] for source in sources],
@@ -99,9 +98,9 @@ def cacheable(eval: Any) -> bool:
 def kept_controls(index: Index, names: list[str], settings: dict[str, Any]) -> dict[str, Result]:
     """The control's results in a run that were made with these settings."""
     kept = {}
-    for name in set(names) & set(saved_results(index, RANDOM)):
+    for name in set(names) & set(saved_results(index, CONTROL)):
         try:
-            result = load_result(index, name, RANDOM)
+            result = load_result(index, name, CONTROL)
         except RunError:  # damaged, or of another version: made again
             continue
         if result.settings.get("control") == settings:

@@ -15,7 +15,6 @@ from ffmem.experiments.control import (
     CONTROL_CELLS,
     CONTROL_EXAMPLES,
     CONTROL_NORMALISED,
-    RANDOM,
     cacheable,
     control_index,
     control_settings,
@@ -31,7 +30,7 @@ from ffmem.experiments.removal import CELLS, removal
 from ffmem.index.reader import Index, open_index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
-from ffmem.results import Result, check_request
+from ffmem.results import CONTROL, Result, check_request
 
 
 def run_experiments(run: str | Path | Index, names: Iterable[str] = (), **options: Any) -> list[Result]:
@@ -125,6 +124,6 @@ def _controlled(
         with control_index(index, model, quiet=quiet) as small:
             made = list(_each(small, missing, lambda: model, eval, **sizes, quiet=quiet))
         for result in made:
-            whole = replace(result, control=RANDOM, settings=result.settings | {"control": settings})
+            whole = replace(result, control=CONTROL, settings=result.settings | {"control": settings})
             found[result.experiment] = whole.saved(index)
     yield from (found[name] for name in wanted)

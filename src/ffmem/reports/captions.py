@@ -43,7 +43,8 @@ CAPTIONS = {
         "Fig 6",
         "Do values that are sure of a token agree more often?",
         "Cells are sorted into eight bins by the largest probability that their value gives to any token, the least sure on "
-        "the left. In the paper agreement grows from bin to bin; bins on the right often hold only a handful of cells.",
+        "the left. In the paper agreement grows from bin to bin. Bins on the right often hold only a handful of cells: "
+        "hollow bars are of fewer than 30 cells (n says how many), and a bin without cells says none.",
         "Share of agreeing cells in eight bins of the value's largest probability, and the paper's.",
     ),
     "fig7": Caption(

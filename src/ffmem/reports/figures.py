@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.index.folder import RunFolder
 from ffmem.index.reader import Index
 from ffmem.reports.captions import CAPTIONS
-from ffmem.reports.curves import FIGURES, Curve, Panel, Results, layers_of, panels
+from ffmem.reports.curves import Curve, Panel, Results, layers_of
 from ffmem.reports.drawing import altair, png, svg
-from ffmem.results import Result, load_result, saved_results
+from ffmem.reports.numbers import plain, share, whole
+from ffmem.reports.panels import FIGURES, panels
+from ffmem.results import CONTROL, Result, load_result, saved_results
 from ffmem.words import FfmemError
 
 if TYPE_CHECKING:
@@ -23,12 +26,19 @@ MIDDLE_GREY = "#767676"
 GRID = "#88888844"
 
 
-def figure(name: str, results: Results | Iterable[Result], *, layers: int | None = None) -> LayerChart | HConcatChart:
+def figure(
+    name: str,
+    results: Results | Iterable[Result],
+    *,
+    layers: int | None = None,
+    controls: Results | Iterable[Result] = (),
+) -> LayerChart | HConcatChart:
     """A figure of the paper (`fig3` to `fig11`, or `normaliser`) with this model's numbers and the paper's.
 
-    `layers` is the model's depth; without it, the last layer that the result has a row for.
+    `layers` is the model's depth; without it, the last layer that the result has a row for. `controls` are the results on
+    random weights.
     """
-    found = panels(name, _by_name(results), layers)
+    found = panels(name, _by_name(results), layers, _by_name(controls))
     charts = [draw(panel, CAPTIONS[name].alt, f"{name}_{at}") for at, panel in enumerate(found, 1)]
     return _finished(charts)
 
@@ -49,12 +59,12 @@ def plot(result: Result, *, layers: int | None = None) -> LayerChart | HConcatCh
 
 def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
     """Write every figure that the run has results for as NAME.svg and NAME.png; their paths or URLs."""
-    results, target = all_results(index), RunFolder(folder)
+    results, controls, target = all_results(index), all_results(index, CONTROL), RunFolder(folder)
     target.sweep()
     made: list[Path | str] = []
     for name, (experiment, _) in FIGURES.items():
         if experiment in results:
-            chart = figure(name, results, layers=index.manifest.model.layers)
+            chart = figure(name, results, layers=index.manifest.model.layers, controls=controls)
             for ending, data in (("svg", svg(chart).encode()), ("png", png(chart))):
                 with target.writing(f"{name}.{ending}") as path:
                     path.write_bytes(data)
@@ -62,10 +72,10 @@ def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
     return made
 
 
-def all_results(index: Index) -> dict[str, Result]:
-    """The results of a run that figures are made from."""
+def all_results(index: Index, control: str | None = None) -> dict[str, Result]:
+    """The results of a run that figures are made from: of its model, or of a control."""
     known = {experiment for experiment, _ in FIGURES.values()}
-    return {name: load_result(index, name) for name in saved_results(index) if name in known}
+    return {name: load_result(index, name, control) for name in saved_results(index, control) if name in known}
 
 
 def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: str | None = None) -> LayerChart:
@@ -74,44 +84,61 @@ def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: 
     curves = [curve for curve in panel.curves if curve.points]
     names = [curve.name for curve in curves]
     picked = al.selection_point(name=f"{name}_picked", fields=["series"], bind="legend")
-    only_bars = all(curve.form == "bar" for curve in curves)
-    symbol = {"symbolType": "square"} if only_bars else {"symbolType": "stroke", "symbolStrokeWidth": 2.5, "symbolSize": 400}
-    legend = al.Legend(title=None, orient="top", labelLimit=0, symbolOpacity=1, **symbol)
-    colour = al.Color("series:N", scale=al.Scale(domain=names, range=[curve.colour for curve in curves]), legend=legend)
-    dashes = al.Scale(domain=names, range=[list(curve.dash) for curve in curves])
-    dash = al.StrokeDash("series:N", scale=dashes, legend=legend)
-    y_axis = al.Axis(title=panel.y, format=panel.format, tickCount=6)
+    stacked = all(curve.base for curve in curves)
+    legend = al.Legend(title=None, orient="top", labelLimit=0, symbolOpacity=1, symbolStrokeWidth=2.5, symbolSize=250)
+
+    def by_curve(values: list[Any]) -> dict[str, Any]:
+        return {"scale": al.Scale(domain=names, range=values), "legend": legend}
+
+    colour = al.Color("series:N", **by_curve([curve.colour for curve in curves]))
+    dash = al.StrokeDash("series:N", **by_curve([list(curve.dash) for curve in curves]))
+    shape = al.Shape("series:N", **by_curve(["square" if curve.form == "bar" else "stroke" for curve in curves]))
+    y_axis = al.Axis(title=f"{panel.y} ({panel.spread})" if panel.spread else panel.y, format=panel.format, tickCount=6)
     y_scale = al.Scale(type="log", nice=False) if panel.log else al.Scale(zero=True, **panel.limits)
     shared: dict[str, Any] = {"x": _x(panel), "color": colour, "tooltip": _tooltips(panel), "description": "said:N"}
     layers: list[Any] = []
 
+    def y(field: str) -> Any:
+        return al.Y(f"{field}:Q", axis=y_axis, scale=y_scale)
+
     def layer(form: str, rows: list[dict[str, Any]], mark: dict[str, Any], **channels: Any) -> None:
+        if not rows:
+            return
         # Only the first has a name: altair would hang the selection on each named layer of charts side by side.
         base = al.Chart(al.Data(values=rows), **({} if layers else {"name": f"{name}_{form}"}))
         strength = al.condition(picked, al.value(mark.pop("opacity")), al.value(0.08))
-        layers.append(getattr(base, f"mark_{mark.pop('type')}")(**mark).encode(**shared, **channels, opacity=strength))
+        layers.append(getattr(base, f"mark_{mark.pop('type')}")(**mark).encode(**shared | channels, opacity=strength))
 
-    y = al.Y("value:Q", axis=y_axis, scale=y_scale)
-    if bands := [row for curve in curves if curve.form == "line" for row in _rows(panel, curve) if "low" in row]:
-        layer("band", bands, {"type": "area", "opacity": 0.18}, y=al.Y("low:Q", axis=y_axis, scale=y_scale), y2="high:Q")
-    if bars := [row for curve in curves if curve.form == "bar" for row in _rows(panel, curve)]:
-        shared["x"] = _x(panel, "left:Q")
-        top = al.Y("top:Q", axis=y_axis, scale=y_scale)
-        layer(
-            "bar",
-            bars,
-            {"type": "bar", "opacity": 0.85 if only_bars else 0.45, "clip": True},
-            x2="right:Q",
-            y=top,
-            y2="base:Q",
-        )
-        shared["x"] = _x(panel)
-    if lines := [row for curve in curves if curve.form == "line" for row in _rows(panel, curve)]:
-        layer("line", lines, {"type": "line", "opacity": 1, "strokeWidth": 2}, y=y, strokeDash=dash)
-        layer("point", lines, {"type": "point", "opacity": 1, "filled": True, "size": 36}, y=y)
+    every = {form: [_rows(panel, curve) for curve in curves if curve.form == form] for form in ("line", "bar")}
+    lines, bars = (list(chain.from_iterable(every[form])) for form in ("line", "bar"))
+    layer("band", [row for row in lines if "low" in row], {"type": "area", "opacity": 0.18}, y=y("low"), y2="high:Q")
+    box = {"x": _x(panel, "left:Q"), "x2": "right:Q", "y": y("top"), "y2": "base:Q"}
+    full = {"type": "bar", "opacity": 0.85 if stacked else 0.45, "clip": True}
+    layer("bar", [row for row in bars if "few" not in row], full, **box)
+    few = [row for row in bars if "few" in row]
+    layer("hollow", few, {"type": "bar", "opacity": 1, "filled": False, "strokeWidth": 1.5, "clip": True}, **box)
+    whiskers = [row for row in bars if "low" in row]
+    layer("whisker", whiskers, {"type": "rule", "opacity": 1, "strokeWidth": 2}, y=y("low"), y2="high:Q")
+    said = {"type": "text", "opacity": 1, "dy": -8, "fontSize": 11}
+    layer("count", [row | {"over": row.get("high", row["top"])} for row in few], dict(said), y=y("over"), text="few:N")
+    layer("empty", _nothing(panel, names), dict(said), y=y("value"), text="few:N")
+    layer("line", lines, {"type": "line", "opacity": 1, "strokeWidth": 2}, y=y("value"), strokeDash=dash)
+    layer("point", lines, {"type": "point", "opacity": 1, "filled": True, "size": 36}, y=y("value"))
+    # Nothing to see but its legend, which shows a square for bars and a stroke for lines.
+    keys = [rows[0] for rows in chain.from_iterable(every.values())]
+    layer("key", keys, {"type": "point", "opacity": 0, "filled": True, "size": 0, "aria": False}, y=y("value"), shape=shape)
     chart = al.layer(*layers).add_params(picked).properties(width=width, height=HEIGHT, description=alt)
-    said = panel.title if title is None else title
-    return chart.properties(title=said) if said else chart
+    heading = panel.title if title is None else title
+    return chart.properties(title=heading) if heading else chart
+
+
+def _nothing(panel: Panel, names: list[str]) -> list[dict[str, Any]]:
+    """Bins without cells: the word for it, where a bar would stand."""
+    rows = []
+    for at in panel.empty if names else ():
+        row = {"series": names[0], "at": at, "x": float(at), "value": 0.0, "few": "none", "shown": "no cells"}
+        rows.append(row | {"said": f"{names[0]}, bin {at}: no cells"})
+    return rows
 
 
 def _rows(panel: Panel, curve: Curve) -> list[dict[str, Any]]:
@@ -128,7 +155,7 @@ def _rows(panel: Panel, curve: Curve) -> list[dict[str, Any]]:
         if point.low is not None and point.high is not None:
             row |= {"low": point.low, "high": point.high}
             row["span"] = f"{shown(panel, point.low)} to {shown(panel, point.high)} ({curve.interval})"
-        rows.append(row | ({"note": point.note} if point.note else {}))
+        rows.append(row | {name: said for name, said in (("note", point.note), ("few", point.few)) if said})
     return rows
 
 
@@ -138,14 +165,13 @@ def shown(panel: Panel, value: int | float) -> str:
     >>> shown(Panel("", "", [], None), -0.0712), shown(Panel("", "", [], None, ",~r", log=True), 9611.5)
     ('−7.12%', '9,612')
     """
-    number = f"{value:,.0f}" if panel.log else f"{value:.3g}"
-    return (f"{100 * value:.3g}%" if panel.format.endswith("%") else number).replace("-", "−")
+    return whole(value) if panel.log else share(value) if panel.format.endswith("%") else plain(value)
 
 
 def _x(panel: Panel, field: str = "x:Q") -> Any:
     al = altair()
     if panel.axis is None:
-        bins = [point.at for curve in panel.curves for point in curve.points]
+        bins = [*panel.empty, *(point.at for curve in panel.curves for point in curve.points)]
         last = max(bins, default=1)
         axis = al.Axis(
             values=list(range(1, last + 1)), format="d", title="bin of the value's largest probability", grid=False

@@ -15,7 +15,9 @@ from ffmem.reports.drawing import bundle
 from ffmem.reports.figures import all_results, save_figures
 from ffmem.reports.markup import Raw, element, facts, join
 from ffmem.reports.paper import the_paper
-from ffmem.reports.sections import claims_section, examples, figures_section, glossary, table2, what_was_run
+from ffmem.reports.sections import claims_section, examples, figures_section, glossary, opening, table2, what_was_run
+from ffmem.results import CONTROL
+from ffmem.text import visible
 from ffmem.words import FfmemError
 
 
@@ -41,18 +43,19 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
 
 def render(index: Index) -> str:
     """The page of a run."""
-    results, layers = all_results(index), index.manifest.model.layers
-    name = index.manifest.model.name
+    results, controls, layers = all_results(index), all_results(index, CONTROL), index.manifest.model.layers
+    claims = judge_claims(results, controls)
     body = [
-        what_was_run(index, results),
-        claims_section(judge_claims(results)),
-        figures_section(results, layers),
+        what_was_run(index, results, controls),
+        claims_section(claims),
+        figures_section(results, layers, controls),
         table2(results),
         examples(index, results),
     ]
     return Template(_part("page.html")).substitute(
-        title=escape(f"Feed-forward memories of {name}, beside the paper"),
+        title=escape(f"Feed-forward memories of {visible(model_title(index.manifest.model.name))}, beside the paper"),
         style=_part("page.css"),
+        opening=opening(claims),
         glossary=glossary(),
         body=join(body),
         source=escape(the_paper().source),
@@ -61,6 +64,17 @@ def render(index: Index) -> str:
         library=bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--"),
         script=_part("page.js"),
     )
+
+
+def model_title(name: str) -> str:
+    """A model's name for a heading: a folder goes by its own name, a model of a hub by its author's and its own.
+
+    >>> model_title("/data/models/gpt2/"), model_title("EleutherAI/pythia-70m"), model_title("s3://bucket/runs/mine")
+    ('gpt2', 'EleutherAI/pythia-70m', 'mine')
+    """
+    parts = [part for part in name.replace("\\", "/").split("/") if part]
+    folder = len(parts) > 2 or name.startswith(("/", ".", "~")) or name.endswith("/") or "\\" in name
+    return parts[-1] if parts and folder else name
 
 
 def _footer(index: Index) -> Raw:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 from ffmem.index.reader import Index
 from ffmem.reports.captions import CAPTIONS
-from ffmem.reports.claims import FEWEST, Claim
-from ffmem.reports.curves import FIGURES, Panel, Results, panels
+from ffmem.reports.claims import summary
+from ffmem.reports.curves import Panel, Point, Results
 from ffmem.reports.drawing import svg
 from ffmem.reports.figures import draw, figure, shown
 from ffmem.reports.markup import Raw, data, details, element, facts, join, table
+from ffmem.reports.numbers import share
+from ffmem.reports.panels import FIGURES, panels
 from ffmem.reports.paper import the_paper
+from ffmem.reports.readings import FEWEST
+from ffmem.reports.verdicts import RUN_CONTROL, Claim, Finding, Verdict
 from ffmem.text import shown_token
 
 GLOSSARY = {
@@ -24,7 +29,13 @@ GLOSSARY = {
     "residual stream": "What flows from layer to layer, and to which every layer adds. Read through the vocabulary, it too "
     "predicts a token.",
 }
-SYMBOLS = {"holds": "✓", "does not hold": "✗", "not measured": "–"}
+SYMBOLS: dict[Verdict, str] = {
+    "holds": "✓",
+    "does not hold": "✗",
+    "undecided": "?",
+    "not measured": "–",
+    "does not apply": "–",
+}
 OWN_TEXT = ("(the indexed corpus itself)", "sentences that the run kept")
 """How results say that their examples are from text that the index has seen."""
 OPENED, TRIGGERS, CASES = 12, 5, 100
@@ -34,7 +45,7 @@ def glossary() -> Raw:
     return element("section", element("h2", "Five words"), facts(GLOSSARY), aria_label="Five words")
 
 
-def what_was_run(index: Index, results: Results) -> Raw:
+def what_was_run(index: Index, results: Results, controls: Results) -> Raw:
     manifest, counts = index.manifest, index.counts
     model, settings = manifest.model, manifest.settings
     cells = sorted(set(model.cells))
@@ -54,13 +65,14 @@ def what_was_run(index: Index, results: Results) -> Raw:
     rows: list[list[Any]] = []
     for name in dict.fromkeys(experiment for experiment, _ in FIGURES.values()):
         if name not in results:
-            rows.append([name, "not run", None, None])
+            rows.append([name, None, None, "not run", None])
             continue
         result = results[name]
         examples = result.settings.get("examples")
         asked = result.settings.get("examples_asked", examples)
         count = None if examples is None else f"{examples:,}" + (f" of {asked:,} asked for" if asked != examples else "")
-        rows.append([name, result.seed, count, result.settings.get("examples_from", "the run's triggers")])
+        origin = result.settings.get("examples_from", "the run's triggers")
+        rows.append([name, result.seed, count, origin, "run" if name in controls else "not run"])
     own = [name for name, result in results.items() if _own_text(result.settings)]
     note = Raw("")
     if own:
@@ -70,7 +82,9 @@ def what_was_run(index: Index, results: Results) -> Raw:
             "perhaps the model in its training, has already seen. The paper used a validation set: give one with --eval.",
             class_="warning", role="note",
         )  # fmt: skip
-    made = table("Experiments of this run", ["experiment", "seed", "examples", "from"], rows)
+    made = table(
+        "Experiments of this run", ["experiment", "seed", "examples", "from", "random weights"], rows, class_="stacked"
+    )
     return element("section", element("h2", "What was run"), facts(pairs), note, made, aria_label="What was run")
 
 
@@ -78,46 +92,74 @@ def _own_text(settings: dict[str, Any]) -> bool:
     return any(mark in str(settings.get("examples_from")) for mark in OWN_TEXT)
 
 
-def claims_section(claims: list[Claim]) -> Raw:
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in SYMBOLS}
+def opening(claims: Sequence[Claim]) -> Raw:
+    """What the page says first: how the claims fared."""
+    return element("p", element("strong", summary(claims)), class_="summary")
+
+
+def claims_section(claims: Sequence[Claim]) -> Raw:
     rows = [
         [
-            element("span", f"{SYMBOLS[claim.verdict]} {claim.verdict}", class_=claim.verdict.replace(" ", "-")),
-            element("span", claim.claim, " ", element("small", claim.figure)),
+            join(_marks(claim)),
+            join([claim.claim, element("small", f"{claim.figure}. Rule: {claim.rule}.")]),
             claim.paper,
-            claim.here,
-            element("small", claim.rule),
+            _found(claim.found),
+            _control(claim),
         ]
         for claim in claims
     ]
     intro = (
-        f"Of {len(claims)} claims {counts['holds']} hold here, {counts['does not hold']} do not, and "
-        f"{counts['not measured']} were not measured. A verdict follows from the numbers by the rule in its row and by "
-        "nothing else. Spearman is the correlation of ranks: +1 where one always rises with the other, −1 where it always "
-        f"falls; a trend is judged from {FEWEST} layers on."
+        "A verdict follows from a number by the rule in its row and by nothing else. Behind a number stands its 95% "
+        "interval: what the same number is on cells or examples drawn again from those that were looked at. A claim holds "
+        "where the number and its whole interval meet the rule, does not hold where none of it does, and is undecided "
+        "between. What holds for a model of this shape with random weights too says nothing about what this one has "
+        "learned: it is no evidence. Spearman is the correlation of ranks: +1 where one always rises with the other, −1 "
+        f"where it always falls; a trend is judged from {FEWEST} layers on, and the quarters at its two ends must agree."
     )
-    columns = ["verdict", "claim", "the paper says", "here", "rule"]
-    made = table("The paper's claims, and what is so here", columns, rows, class_="claims")
+    columns = ["verdict", "claim", "the paper says", "here", "random weights"]
+    made = table("The paper's claims, and what is so here", columns, rows, class_="claims stacked")
     return element("section", element("h2", "The paper says / here"), element("p", intro), made, aria_label="Claims")
 
 
-def figures_section(results: Results, layers: int) -> Raw:
+def _marks(claim: Claim) -> list[Raw]:
+    """A claim's verdict, and what it is worth."""
+    marks = [element("span", f"{SYMBOLS[claim.verdict]} {claim.verdict}", class_=claim.verdict.replace(" ", "-"))]
+    if claim.evidence:
+        # A control that did not run, or did not tell, is no fault of the claim's.
+        kind = claim.evidence if claim.evidence in ("evidence", "no evidence") else "open"
+        marks.append(element("small", claim.evidence, class_=f"worth {kind.replace(' ', '-')}"))
+    return marks
+
+
+def _found(finding: Finding) -> Raw:
+    """Each number on a line of its own, and what stands beside them."""
+    lines = [element("div", number.text) for number in finding.numbers if number.text]
+    return join([*lines, element("small" if lines else "span", finding.beside)])
+
+
+def _control(claim: Claim) -> Raw:
+    if claim.control is None:
+        return element("small", "–" if claim.verdict == "not measured" else RUN_CONTROL)
+    return join([element("b", claim.control.verdict), _found(claim.control)])
+
+
+def figures_section(results: Results, layers: int, controls: Results) -> Raw:
     """All figures, and once for all of them how layers are drawn."""
     depth = Raw("")
     if layers != the_paper().layers:
         count = f"{layers} layers" if layers != 1 else "1 layer"
         depth = element("p", f"This model has {count} and the paper's {the_paper().layers}, so both are drawn by depth.")
-    found = [figure_section(name, results, layers) for name in FIGURES]
+    found = [figure_section(name, results, layers, controls) for name in FIGURES]
     return element("section", element("h2", "Figures"), depth, *found, aria_label="Figures")
 
 
-def figure_section(name: str, results: Results, layers: int) -> Raw:
+def figure_section(name: str, results: Results, layers: int, controls: Results) -> Raw:
     """Heading, two sentences, the chart, its numbers."""
     caption, (experiment, _) = CAPTIONS[name], FIGURES[name]
     heading = element("h3", f"{caption.number}. {caption.title}", id=name)
     if experiment not in results:
         return element("section", heading, element("p", caption.see), _not_run(experiment))
-    found = panels(name, results, layers)
+    found = panels(name, results, layers, controls)
     charts, specs = [], []
     for at, panel in enumerate(found, 1):
         id = f"{name}-{at}"
@@ -126,7 +168,7 @@ def figure_section(name: str, results: Results, layers: int) -> Raw:
         spec.pop("config", None)
         charts.append(element("div", class_="chart", id=id, role="group", aria_label=_label(caption.alt, panel)))
         specs.append(data(f"{id}-spec", spec))
-    still = b64encode(svg(figure(name, results, layers=layers)).encode()).decode()
+    still = b64encode(svg(figure(name, results, layers=layers, controls=controls)).encode()).decode()
     image = Raw(f'<noscript><img alt="{caption.alt}" src="data:image/svg+xml;base64,{still}"></noscript>')
     return element(
         "section", heading, element("p", caption.see),
@@ -146,30 +188,23 @@ def _numbers(panel: Panel) -> Raw:
         curves = [curve for curve in panel.curves if curve.points and ("paper" in curve.name) == paper]
         if not curves:
             continue
-        places = sorted({point.at for curve in curves for point in curve.points})
         by_place = [{point.at: point for point in curve.points} for curve in curves]
-        rows = []
-        for at in places:
-            row: list[Any] = [at]
-            for points in by_place:
-                point = points.get(at)
-                if point is None:
-                    row.append(None)
-                    continue
-                span = (
-                    ""
-                    if point.low is None or point.high is None
-                    else f" ({shown(panel, point.low)} to {shown(panel, point.high)})"
-                )
-                note = f" ({point.note})" if point.note else ""
-                row.append(shown(panel, point.value) + span + note)
-            rows.append(row)
+        places = sorted({at for points in by_place for at in points} | (set() if paper else set(panel.empty)))
+        rows = [[at, *(_cell(panel, points.get(at), at) for points in by_place)] for at in places]
         what = "bin" if panel.axis is None else "layer"
         title = panel.title or ("the paper" if paper else "this model")
-        intervals = {curve.interval for curve in curves if curve.interval}
-        extra = f"; in brackets the {', '.join(sorted(intervals))}" if intervals else ""
-        parts.append(table(f"{title}: {panel.y}{extra}", [what, *(curve.name for curve in curves)], rows))
+        columns = [f"{c.name} ({c.interval})" if any(p.low is not None for p in c.points) else c.name for c in curves]
+        parts.append(table(f"{title}: {panel.y}", [what, *columns], rows))
     return join(parts)
+
+
+def _cell(panel: Panel, point: Point | None, at: int) -> str | None:
+    """A point as a number, with the ends of its interval and what there is to note."""
+    if point is None:
+        return "no cells" if at in panel.empty else None
+    ends = () if point.low is None or point.high is None else (point.low, point.high)
+    span = f" ({' to '.join(shown(panel, end) for end in ends)})" if ends else ""
+    return shown(panel, point.value) + span + (f" ({point.note})" if point.note else "")
 
 
 def _not_run(experiment: str) -> Raw:
@@ -186,7 +221,7 @@ def table2(results: Results) -> Raw:
     paper = table(
         "The paper's Table 2",
         ["cell", "value's top token", "precision at 50"],
-        [[cell, shown_token(token), f"{precision:.0%}"] for cell, token, precision in the_paper().table2],
+        [[cell, shown_token(token), share(precision)] for cell, token, precision in the_paper().table2],
     )
     if "agreement" not in results:
         return element("section", heading, intro, _not_run("agreement"), paper, aria_label="Table 2")
@@ -195,7 +230,7 @@ def table2(results: Results) -> Raw:
         [
             one["cell"],
             shown_token(one["token"]),
-            f"{one['precision_at_t']:.0%} ({one['agreeing']} of {one['judged']})",
+            f"{share(one['precision_at_t'])} ({one['agreeing']} of {one['judged']})",
             join(element("p", _prefix(e["prefix"], e["next"]), class_="prefix") for e in one["examples"]),
         ]
         for one in found["cells"]
@@ -242,7 +277,7 @@ def examples(index: Index, results: Results) -> Raw:
 
 
 def _predictive(index: Index, one: dict[str, Any]) -> Raw:
-    said = f"{one['cell']} says {shown_token(one['token'])} (probability {one['max_probability']:.2g}); "
+    said = f"{one['cell']} says {shown_token(one['token'])} (probability {share(one['max_probability'])}); "
     agrees = f"{one['agreeing']} of its {one['judged']} triggers agree"
     triggers = index[one["cell"]].triggers[:TRIGGERS]
     listed = [element("li", _prefix(trigger.prefix, trigger.next)) for trigger in triggers]

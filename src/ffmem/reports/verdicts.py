@@ -1,0 +1,214 @@
+"""Verdicts: a number, its interval over resamples, the rule that it must meet; the same on random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any, Literal
+
+import numpy as np
+
+from ffmem.reports.numbers import share
+from ffmem.results import CONTROL, Result
+
+Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does not apply"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")
+INTERVAL = (0.025, 0.975)
+FEW = 30
+"""Cells (or cases) below which a share says little; resamples of so few do not tell how little."""
+AGAIN = "interval: not there, run it again"
+RUN_CONTROL = f"control not run: ffmem experiments RUN --control {CONTROL}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a number is computed from: a result's own rows and facts, or those of one of its resamples."""
+
+    rows: Sequence[dict[str, Any]]
+    facts: dict[str, Any]
+
+
+def own(result: Result) -> Sample:
+    return Sample(result.rows, result.facts)
+
+
+def resamples(result: Result) -> list[Sample]:
+    return [Sample(draw["rows"], draw["facts"]) for draw in result.resamples]
+
+
+def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None:
+    """The 95% percentile interval of what resamples gave; None where none gave a number.
+
+    >>> interval([None, *range(41)])
+    (1.0, 39.0)
+    """
+    known = [value for value in values if value is not None and isfinite(value)]
+    if not known:
+        return None
+    low, high = np.quantile(known, INTERVAL).tolist()
+    return low, high
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The stretch of numbers with which a claim is right: above or below a number, or from `least` to `most`."""
+
+    above: int | float = -inf
+    below: int | float = inf
+    least: int | float = -inf
+    most: int | float = inf
+
+    def verdict(self, values: Iterable[int | float]) -> Verdict:
+        """Of a number and the ends of its interval.
+
+        >>> Rule(above=0).verdict([2, 1, 3]), Rule(above=0).verdict([2, -1, 3]), Rule(least=5, most=6).verdict([2, 1, 3])
+        ('holds', 'undecided', 'does not hold')
+        """
+        under, over = zip(
+            *((x <= self.above or x < self.least, x >= self.below or x > self.most) for x in values), strict=True
+        )
+        if not any((*under, *over)):
+            return "holds"
+        # Numbers on both sides have some between them that meet the rule.
+        return "does not hold" if all(under) or all(over) else "undecided"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a number is computed from a sample, the rule that it must meet, and how it is said."""
+
+    name: str
+    statistic: Callable[[Sample], int | float | None]
+    rule: Rule
+    say: Callable[[float], str] = share
+    of: str = ""
+    """What stands behind the number: `in layer 3`."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a claim is read off one result: by these measures, of `n` units, with words beside them.
+
+    Where it cannot be read, `verdict` and `words` say so and why.
+    """
+
+    words: str
+    measures: Sequence[Measure] = ()
+    n: str = ""
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that a claim was judged by, with its 95% interval where the result holds resamples."""
+
+    name: str
+    value: int | float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim on one model: its numbers, of what they are, words beside them, and the verdict that follows."""
+
+    verdict: Verdict
+    words: str
+    n: str = ""
+    numbers: tuple[Number, ...] = ()
+
+    @property
+    def beside(self) -> str:
+        """What stands beside the numbers: words, what is missing, and of how many units they are."""
+        lacking = any(number.value is not None and number.low is None for number in self.numbers)
+        said = "; ".join(filter(None, (self.words, AGAIN if lacking else "")))
+        return f"{said} ({self.n})".strip() if self.n else said
+
+    @property
+    def text(self) -> str:
+        """Everything in one line, as a reader sees it."""
+        return "; ".join(filter(None, (*(number.text for number in self.numbers), self.beside))).replace("; (", " (")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, judged by `rule` on this model and, where the control was run, on random weights."""
+
+    id: str
+    figure: str
+    claim: str
+    paper: str
+    rule: str
+    found: Finding
+    control: Finding | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.found.verdict
+
+    @property
+    def here(self) -> str:
+        return self.found.text
+
+    @property
+    def n(self) -> str:
+        return self.found.n
+
+    @property
+    def value(self) -> int | float | None:
+        """The first of its numbers."""
+        return self.found.numbers[0].value if self.found.numbers else None
+
+    @property
+    def low(self) -> float | None:
+        return self.found.numbers[0].low if self.found.numbers else None
+
+    @property
+    def high(self) -> float | None:
+        return self.found.numbers[0].high if self.found.numbers else None
+
+    @property
+    def evidence(self) -> str:
+        """What a claim that holds is worth: nothing where it holds on random weights too. Empty for one that does not."""
+        if self.verdict != "holds":
+            return ""
+        if self.control is None:
+            return "control not run"
+        told: dict[Verdict, str] = {"holds": "no evidence", "does not hold": "evidence"}
+        return told.get(self.control.verdict, f"control {self.control.verdict}")
+
+
+def find(reading: Reading, result: Result) -> Finding:
+    """Compute a claim's numbers on a result and on all its resamples, and judge them."""
+    if reading.verdict is not None:
+        return Finding(reading.verdict, reading.words, reading.n)
+    numbers = tuple(_number(measure, result) for measure in reading.measures)
+    return Finding(_together([number.verdict for number in numbers]), reading.words, reading.n, numbers)
+
+
+def _number(measure: Measure, result: Result) -> Number:
+    value, ends = measure.statistic(own(result)), _ends(measure, result)
+    if value is None or not isfinite(value):
+        return Number(measure.name, None, None, None, "not measured", "")
+    low, high = ends or (None, None)
+    span = "" if ends is None else f"({measure.say(ends[0])} to {measure.say(ends[1])})"
+    text = " ".join(filter(None, (measure.name, measure.say(value), span, measure.of)))
+    return Number(measure.name, value, low, high, measure.rule.verdict([value, *(ends or ())]), text)
+
+
+def _ends(measure: Measure, result: Result) -> tuple[float, float] | None:
+    try:
+        return interval([measure.statistic(draw) for draw in resamples(result)])
+    except (KeyError, TypeError, ValueError):  # resamples without what this number needs
+        return None
+
+
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    """A claim holds where all its numbers meet their rules, and falls with one that does not."""
+    for verdict in ("not measured", "does not hold", "undecided"):
+        if verdict in verdicts:
+            return verdict
+    return "holds"
