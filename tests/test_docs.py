@@ -19,7 +19,7 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "live.md", "python.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "live.md", "python.md", "own-experiment.md"])
 def test_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
