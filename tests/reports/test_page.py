@@ -227,7 +227,7 @@ def test_the_numbers_of_a_figure_are_in_its_table(outline):
 def test_examples_can_be_opened_with_their_triggers(outline):
     words = "".join(outline.words)
     assert "2 of 536 cases" in words
-    assert "L16D0 says “</s>” (probability 0.4); 1 of its 2 triggers agree" in words
+    assert "L16D0 says “</s>” (probability 40%); 1 of its 2 triggers agree" in words
     assert "the king\n▸ “ <script>alert" in words
     assert "It has no trigger." in words  # of L16D1
 

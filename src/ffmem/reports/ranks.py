@@ -35,7 +35,7 @@ def spearman(
     With weights it is that of the pairs written down as often as their weights say.
 
     >>> spearman([1, 2, 3], [5, 6, 7]), spearman([1, 2, 3], [4, 4, 4]), round(spearman([1, 2, 3], [5, 6, 4], [99, 99, 1]), 2)
-    (1.0, None, 0.97)
+    (1.0, None, 0.96)
     """
     if len(first) != len(second):
         raise ValueError(f"expected two sequences of one length, found {len(first)} and {len(second)}")
