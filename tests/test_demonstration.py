@@ -43,7 +43,8 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
     monkeypatch.setattr(demonstration, "MODEL", str(gpt2_folder))
     monkeypatch.setattr(demonstration, "CORPUS", str(tmp_path / "seen.txt"))
     monkeypatch.setattr(demonstration, "HELD_OUT", str(tmp_path / "unseen.txt"))
-    monkeypatch.setattr(demonstration, "EXAMPLES", 10)
+    for name in ("EXAMPLES", "CONTROL_EXAMPLES"):
+        monkeypatch.setattr(demonstration, name, 10)
     index = demo(tmp_path / "run")
     out, err = capsys.readouterr()
     assert "has read" in out

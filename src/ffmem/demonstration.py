@@ -21,6 +21,8 @@ CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
 TOP = 20
 EXAMPLES, CELLS = 100, 2
 """Prefixes to follow, and cells a layer whose triggers have tokens removed: a taste of the paper's 4,000 and 100."""
+CONTROL_EXAMPLES = 50
+"""Prefixes that random weights are asked about: the control is there for what is plain, and has to be quick."""
 SHOWN, A_LAYER = 6, 1
 """Cells to show, in all and of a layer."""
 LEAST = 5
@@ -82,9 +84,9 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
         index = values(index, model, top=10, quiet=quiet)
     cells = worth_seeing(index)
     _print_cells(index, cells)
-    sizes: dict[str, Any] = {"model": model, "eval": HELD_OUT, "examples": EXAMPLES, "cells": CELLS, "quiet": quiet}
-    run_experiments(index, **sizes)
-    run_experiments(index, control="random", **sizes)
+    asked: dict[str, Any] = {"model": model, "eval": HELD_OUT, "cells": CELLS, "quiet": quiet}
+    run_experiments(index, examples=EXAMPLES, **asked)
+    run_experiments(index, control="random", examples=CONTROL_EXAMPLES, **asked)
     _print_claims(index)
     page = _page(index)
     if not quiet:
