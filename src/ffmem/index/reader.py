@@ -258,11 +258,14 @@ class CellStatistics:
 
 @dataclass(frozen=True)
 class Said:
-    """A token and the probability that a value gives it."""
+    """A token and the probability that a vector gives it."""
 
     token: str
     id: int
     probability: float
+    z: float | None = None
+    """How far a value makes it stand out from all other tokens, in standard deviations of their log-probabilities. None for
+    what is no value, and in runs whose values were made before there was one."""
 
 
 @dataclass(frozen=True)
@@ -314,13 +317,14 @@ class Value:
 
     def _said(self, side: str, k: int) -> list[Said]:
         ids, log_probs = self._row[side], self._row[f"{side}_log_prob"]
+        zs = self._row.get(f"{side}_z", [None] * len(ids))
         if k > len(ids):
             raise RunError(
                 f"expected at most the {len(ids)} tokens stored for each value, found {k}: use ffmem values --top {k}"
             )
         return [
-            Said(self.cell.index.token(id), id, float(np.exp(log_prob)))
-            for id, log_prob in zip(ids[:k], log_probs[:k], strict=True)
+            Said(self.cell.index.token(id), id, float(np.exp(log_prob)), z)
+            for id, log_prob, z in zip(ids[:k], log_probs[:k], zs[:k], strict=True)
         ]
 
     def _repr_html_(self) -> str:
