@@ -11,6 +11,11 @@ Sign = Literal["+", "-"]
 SIGNS: tuple[Sign, Sign] = ("+", "-")
 
 
+def sign_of(coefficient: float) -> Sign:
+    """The side of a value that a cell adds to the stream: v, or -v where its coefficient is negative."""
+    return "-" if coefficient < 0 else "+"
+
+
 class FfmemError(Exception):
     """Something a user can mend. The message is one line: expected, found, where, what to try."""
 

@@ -249,6 +249,33 @@ def test_a_run_tells_what_fires_the_cells(traced, tmp_path):
         trace(traced("gpt2")[0], PROMPT, run=run)
 
 
+@pytest.mark.parametrize("norm", [False, True], ids=["bare", "normed"])
+def test_a_cell_with_a_negative_coefficient_says_what_its_value_turned_round_promotes(tokenizer, norm, tmp_path):
+    """Not the lower end of v turned round: the unembedding has a bias here."""
+    model = load_model(tiny_model("gptj"), tokenizer=tokenizer)
+    run = build_index(model, ["the king left ."], out=tmp_path / "run", quiet=True)
+    found = [trace(model, PROMPT, cells=20).at(-1)]
+    found.append(trace(model, PROMPT, cells=20, run=values(run, model, top=9, norm=norm, quiet=True)).at(-1))
+    for place, normed in zip(found, (False, norm), strict=True):
+        cells = (*place.promoting, *place.suppressing)
+        assert {one.sign for one in cells} == {"+", "-"}
+        turned = 0
+        for one in cells:
+            v = model.values(one.cell.layer)[one.cell.index] * (1 if one.sign == "+" else -1)
+            assert one.sign == ("-" if one.coefficient < 0 else "+")
+            log_probs = model.vocabulary.log_probs(v[None], norm=normed)[0]
+            assert [said.id for said in one.value] == log_probs.topk(5).indices.tolist()
+            z = (log_probs - log_probs.mean()) / log_probs.std(correction=0)
+            assert [said.z for said in one.value] == pytest.approx(z.topk(5).values.tolist(), rel=1e-3)
+            lowest = model.vocabulary.log_probs(-v[None], norm=normed)[0].topk(5, largest=False).indices.tolist()
+            turned += [said.id for said in one.value] != lowest
+        assert turned
+        told = place.as_dict()["suppressing"]
+        assert [(one["sign"], one["value"][0]["z"] > 0) for one in told] == [(one.sign, True) for one in place.suppressing]
+        assert any("−v “" in line for line in place.lines())
+        assert "−v “" in place._repr_html_()
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "adaptive_lm"])
 def test_the_dict_is_plain_json_with_the_names_that_are_promised(traced, kind):
     model, found = traced(kind)

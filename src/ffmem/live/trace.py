@@ -25,7 +25,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import prompt_ids, token_id, token_texts
 from ffmem.words import FfmemError
 
-FORMAT = 1
+FORMAT = 2
 """Of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""
 
 

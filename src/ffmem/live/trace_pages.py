@@ -97,15 +97,31 @@ def _sum(place: Place) -> list[str]:
 def _cells(title: str, cells: Sequence[CellPart]) -> list[str]:
     if not cells:
         return [f"{title}: no cell"]
-    lines = [f"{title:<12} {'m':>8} {'adds':>8}  the value says"]
+    lines = [f"{title:<12} {'m':>8} {'adds':>8}  {_says(cells)}"]
     for one in cells:
-        value = " ".join(_said(said) for said in one.value)
-        lines.append(beginning(f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}  {value}", WIDTH))
+        numbers = f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}"
+        lines.append(beginning(f"{numbers}  {_side(one)} {_promoted(one)}", WIDTH))
         if one.trigger is not None:
             following = f" ▸ {shown_token(one.trigger.next)}"
-            prefix = ending(visible(one.trigger.prefix), WIDTH - 33 - width(following))
-            lines.append(beginning(f"{'':<31}{prefix}{following}", WIDTH))
+            prefix = ending(visible(one.trigger.prefix), WIDTH - 34 - width(following))
+            lines.append(beginning(f"{'':<34}{prefix}{following}", WIDTH))
     return lines
+
+
+def _says(cells: Sequence[CellPart]) -> str:
+    """The head of a column of values."""
+    turned = ", or −v where m is negative," if any(one.sign == "-" for one in cells) else ""
+    return f"what v{turned} promotes{', with z' if any(said.z is not None for one in cells for said in one.value) else ''}"
+
+
+def _side(one: CellPart) -> str:
+    return "−v" if one.sign == "-" else " v"
+
+
+def _promoted(one: CellPart) -> str:
+    """A value's tokens: how far each stands out, which tells more than its probability."""
+    shown = (_said(said) if said.z is None else f"{shown_token(said.token)} {said.z:.1f}" for said in one.value)
+    return " ".join(shown)
 
 
 def _rest(place: Place) -> list[str]:
@@ -192,7 +208,8 @@ def _tile(layer: int, tile: Tile) -> str:
 
 def place_page(place: Place) -> str:
     """The text's tables as HTML."""
-    columns = ["cell", "m", "adds", "the value says", "best trigger"]
+    listed = (*place.promoting, *place.suppressing)
+    columns = ["cell", "m", "adds", _says(listed), "best trigger"]
     tables = [
         _html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
         *(
@@ -217,8 +234,10 @@ def _html_layer(layer: LayerTrace) -> list[str]:
 
 
 def _html_cell(one: CellPart) -> list[str]:
-    trigger = "" if one.trigger is None else f"{visible(one.trigger.prefix)} ▸ {shown_token(one.trigger.next)}"
-    value = " ".join(_said(said) for said in one.value)
+    trigger = ""
+    if one.trigger is not None:
+        trigger = f"{ending(visible(one.trigger.prefix), WIDTH)} ▸ {shown_token(one.trigger.next)}"
+    value = f"{_side(one).strip()} {_promoted(one)}"
     return [str(one.cell), f"{one.coefficient:.3g}", _signed(one.contribution), value, trigger]
 
 
