@@ -303,6 +303,13 @@ def test_the_dict_is_plain_json_with_the_names_that_are_promised(traced, kind):
         ("", {}, "expected a prompt of at least 1 token, found ''"),
         ("the " * 64, {}, "expected a prompt of 1 to 63 tokens.*found 64"),
         (PROMPT, {"at": 5}, "expected a position from 0 to 4 or from -5 to -1, found 5"),
+        ("the \udce9 king", {}, r"expected a prompt in UTF-8, found '\\udce9' at character 4"),
+        ("the " * 100_000, {}, "expected a prompt of 1 to 63 tokens.*found 100000"),
+        ("\t" * 5000, {}, "expected a prompt of at least 1 token, found '"),
+        (PROMPT, {"at": "generated"}, "position from 0 to 4, found generated tokens, which a trace has none of"),
+        (PROMPT, {"target": "\udce9"}, "expected one token in UTF-8, found"),
+        (PROMPT, {"target": "king " * 5000}, "expected one token of .*'king'"),
+        (PROMPT, {"target": -(10**5000)}, "expected a token id from 0 to 100, found a far"),
         (PROMPT, {"at": []}, "expected at least one position from 0 to 4, found none"),
         (PROMPT, {"target": "Paris Oslo"}, "expected one token of .*'Paris Oslo'.*'Paris'.*'Oslo'"),
         (PROMPT, {"target": "unheard"}, "expected one token of .*'unheard'.*<unk>"),
@@ -317,3 +324,4 @@ def test_bad_input_is_one_clear_line(traced, prompt, settings, message):
     with pytest.raises(FfmemError, match=message) as caught:
         trace(model, prompt, **settings)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
