@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,11 +195,14 @@ class Triggers(tuple[Trigger, ...]):
         found = super().__getitem__(which)
         return Triggers(found) if isinstance(which, slice) else found
 
+    def __repr__(self) -> str:
+        return pages.triggers_text(self)
+
     def _repr_html_(self) -> str:
         return pages.triggers_page(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CellStatistics:
     """A cell's coefficients over the corpus: firings and extremes of all tokens, the rest of the measured ones."""
 
@@ -252,11 +256,14 @@ class CellStatistics:
         }
         return {name: None if np.isnan(x) else x for name, x in found.items()} | {"measured_tokens": self.measured}
 
+    def __repr__(self) -> str:
+        return f"CellStatistics({pages.statistics_text(self)})"
+
     def _repr_html_(self) -> str:
         return pages.statistics_page(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Said:
     """A token and the probability that a vector gives it."""
 
@@ -267,8 +274,14 @@ class Said:
     """How far a value makes it stand out from all other tokens, in standard deviations of their log-probabilities. None for
     what is no value, and in runs whose values were made before there was one."""
 
+    def __repr__(self) -> str:
+        return f"Said({pages.said_text(self)})"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        return escape(pages.said_text(self))
+
+
+@dataclass(frozen=True, repr=False)
 class Value:
     """A cell's value as a distribution over the vocabulary: from the run's stored projection, else from its model."""
 
@@ -326,6 +339,9 @@ class Value:
             Said(self.cell.index.token(id), id, float(np.exp(log_prob)), z)
             for id, log_prob, z in zip(ids[:k], log_probs[:k], zs[:k], strict=True)
         ]
+
+    def __repr__(self) -> str:
+        return pages.value_text(self)
 
     def _repr_html_(self) -> str:
         return pages.value_page(self)

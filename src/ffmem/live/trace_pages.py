@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from ffmem.index.pages import html_table, shaded
 from ffmem.text import beginning, ending, padded, shown_token, visible, width
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _short(text: str, columns: int) -> str:
     return f"{beginning(token, columns - len(number) - 1)} {number}"
 
 
-_CELL = "padding:1px 5px;text-align:left;white-space:nowrap"
+_CELL = "padding:1px 5px;text-align:left;white-space:nowrap"  # a grid is scrolled, not broken
 _TABLE = '<table style="border-spacing:1px;font-size:12px">'
 
 
@@ -201,9 +202,7 @@ def _tile(layer: int, tile: Tile) -> str:
     if tile.target is not None:
         title += f"target {tile.target.probability:.2g}, rank {tile.target.rank:,}\n"
     title += f"adds to the logit: attention {tile.attention:+.3g}, ffn {tile.ffn:+.3g}"
-    # The text stays readable on its own colour: dark on light up to 0.75 of blue.
-    colour = f"background:rgba(70,130,220,{0.05 + 0.7 * tile.o.probability:.2f})"
-    return f'<td style="{_CELL};{colour}" title="{escape(title)}">{escape(visible(tile.o.token))}</td>'
+    return f'<td style="{_CELL};{shaded(tile.o.probability)}" title="{escape(title)}">{escape(visible(tile.o.token))}</td>'
 
 
 def place_page(place: Place) -> str:
@@ -211,16 +210,16 @@ def place_page(place: Place) -> str:
     listed = (*place.promoting, *place.suppressing)
     columns = ["cell", "m", "adds", _says(listed), "best trigger"]
     tables = [
-        _html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
+        html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
         *(
-            _html_table(columns[: 5 if any(part.trigger for part in cells) else 4], map(_html_cell, cells), title)
+            html_table(columns[: 5 if any(part.trigger for part in cells) else 4], map(_html_cell, cells), title)
             for title, cells in (("promoting", place.promoting), ("suppressing", place.suppressing))
             if cells
         ),
     ]
     if place.outvoted:
         tables.append(
-            _html_table(
+            html_table(
                 ["layer", "says", "for the next token", "against it"], map(_html_outvoted, place.outvoted), "outvoted"
             )
         )
@@ -243,9 +242,3 @@ def _html_cell(one: CellPart) -> list[str]:
 
 def _html_outvoted(one: Outvoted) -> list[str]:
     return [str(one.layer), _said(one.said), _votes(one.cells), _votes(one.suppressors)]
-
-
-def _html_table(columns: list[str], rows: Iterable[list[str]], title: str = "") -> str:
-    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in columns)
-    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(text)}</td>' for text in row) + "</tr>" for row in rows)
-    return f"{f'<b>{escape(title)}</b>' if title else ''}{_TABLE}<tr>{head}</tr>{body}</table>"
