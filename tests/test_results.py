@@ -47,7 +47,7 @@ def test_a_result_shows_its_rows_escaped_and_prints_itself_in_a_line():
     assert "–" in page
     assert "nan" not in page
     assert "<b>\\n" not in page
-    assert "&lt;b&gt;" in page
+    assert "&lt;b&gt;⏎, &lt;b&gt;" in page
     assert len(page) < 15_000
     assert "\n" not in repr(Result("a\nb", 0, {}, []))
     assert Result("empty", 0, {}, [])._repr_html_()

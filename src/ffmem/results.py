@@ -117,6 +117,8 @@ def _cell(value: Any) -> str:
     value = _plain(value)
     if value is None:
         return "–"
+    if isinstance(value, list):
+        value = ", ".join(map(_cell, value))
     return beginning(visible(f"{value:.4g}" if isinstance(value, float) else str(value)), CELL_COLUMNS)
 
 

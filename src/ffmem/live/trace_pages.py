@@ -101,7 +101,8 @@ def _cells(title: str, cells: Sequence[CellPart]) -> list[str]:
     lines = [f"{title:<12} {'m':>8} {'adds':>8}  {_says(cells)}"]
     for one in cells:
         numbers = f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}"
-        lines.append(beginning(f"{numbers}  {_side(one)} {_promoted(one)}", WIDTH))
+        begin = f"{numbers}  {_side(one)} "
+        lines.append(beginning(begin + _promoted(one, WIDTH - width(begin)), WIDTH))
         if one.trigger is not None:
             following = f" ▸ {shown_token(one.trigger.next)}"
             prefix = ending(visible(one.trigger.prefix), WIDTH - 34 - width(following))
@@ -119,10 +120,15 @@ def _side(one: CellPart) -> str:
     return "−v" if one.sign == "-" else " v"
 
 
-def _promoted(one: CellPart) -> str:
-    """A value's tokens: how far each stands out, which tells more than its probability."""
-    shown = (_said(said) if said.z is None else f"{shown_token(said.token)} {said.z:.1f}" for said in one.value)
-    return " ".join(shown)
+def _promoted(one: CellPart, columns: int | None = None) -> str:
+    """A value's tokens, as many as there is room for: how far each stands out, which tells more than its probability."""
+    shown = ""
+    for said in one.value:
+        more = f"{shown} {_said(said) if said.z is None else f'{shown_token(said.token)} {said.z:.1f}'}".lstrip()
+        if shown and columns is not None and width(more) > columns:
+            break
+        shown = more
+    return shown
 
 
 def _rest(place: Place) -> list[str]:
