@@ -16,6 +16,7 @@ import pyarrow as pa
 from ffmem.index import pages
 from ffmem.index.folder import VALUES, RunFolder
 from ffmem.index.histogram import middle, quantile
+from ffmem.text import visible
 from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Index:
         return prefix, text[ends[position - 1] : ends[position]] or self.token(tokens[position])
 
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}: {len(self):,} cells of {self.manifest['model']['name']})"
+        return f"Index({str(self.path)!r}: {len(self):,} cells of {visible(self.manifest['model']['name'])})"
 
     def _repr_html_(self) -> str:
         return pages.index_page(self)
