@@ -42,6 +42,23 @@ def test_a_result_comes_back_from_its_file_with_plain_numbers(index):
     assert pq.read_table(index.path / "results" / "activity.parquet").column("share").to_pylist() == [0.5]
 
 
+def test_a_result_shows_its_rows_escaped_and_prints_itself_in_a_line():
+    rows = [{"layer": layer, "share": math.nan if layer else 1 / 3, "tokens": ["<b>\n"] * 99} for layer in range(50)]
+    result = Result("activity", 0, {}, rows, control="random")
+    assert repr(result) == "Result(activity of the control random: 50 rows of layer, share, tokens)"
+    page = result._repr_html_()
+    assert page.count("<tr>") == 41
+    assert "and 10 more rows" in page
+    assert "0.3333" in page
+    assert "–" in page
+    assert "nan" not in page
+    assert "<b>\\n" not in page
+    assert "&lt;b&gt;⏎, &lt;b&gt;" in page
+    assert len(page) < 15_000
+    assert "\n" not in repr(Result("a\nb", 0, {}, []))
+    assert Result("empty", 0, {}, [])._repr_html_()
+
+
 def test_names_of_results_are_listed_and_a_missing_one_is_an_error(index):
     assert saved_results(index) == []
     for name in ("removal", "activity"):

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ffmem.index.folder import EXPERIMENTS, RESULTS
+from ffmem.index.pages import COLUMNS, html_table
 from ffmem.index.reader import Index
+from ffmem.text import beginning, visible
 from ffmem.words import FfmemError, RunError
 
 CONTROL = "random"
@@ -44,7 +46,11 @@ def check_request(
     return [name for name in EXPERIMENTS if name in wanted]
 
 
-@dataclass(frozen=True)
+SHOWN_ROWS, CELL_COLUMNS = 40, 40
+"""Rows that a notebook shows, and columns of each of their cells."""
+
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """What an experiment found. Rows have one entry a layer unless the experiment says otherwise; shares are 0 to 1.
 
@@ -63,6 +69,19 @@ class Result:
     `rows` and `facts` that claims are judged by, no more."""
     control: str | None = None
     """`random` where this was found on a model of the same shape with fresh random weights; None for the run's model."""
+
+    def __repr__(self) -> str:
+        control = "" if self.control is None else f" of the control {self.control}"
+        columns = ", ".join(self.rows[0]) if self.rows else "none"
+        return beginning(visible(f"Result({self.experiment}{control}: {len(self.rows)} rows of {columns})"), COLUMNS)
+
+    def _repr_html_(self) -> str:
+        """The first rows; of a list in a row its beginning."""
+        columns = list(dict.fromkeys(name for row in self.rows[:SHOWN_ROWS] for name in row))
+        rows = [[_cell(row.get(name)) for name in columns] for row in self.rows[:SHOWN_ROWS]]
+        more = len(self.rows) - SHOWN_ROWS
+        title = f"{self.experiment}{'' if self.control is None else f' ({self.control})'}"
+        return html_table(columns, rows, visible(title)) + (f"<i>and {more:,} more rows</i>" if more > 0 else "")
 
     @property
     def table(self) -> pa.Table:
@@ -128,6 +147,16 @@ def saved_results(index: Index, control: str | None = None) -> list[str]:
     folder = PurePosixPath(_name("", control))
     found = (PurePosixPath(name) for name in index.folder.names(RESULTS))
     return sorted(name.stem for name in found if name.suffix == ".json" and name.parent == folder)
+
+
+def _cell(value: Any) -> str:
+    """A value of a row as a cell of a table shows it."""
+    value = _plain(value)
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        value = ", ".join(map(_cell, value))
+    return beginning(visible(f"{value:.4g}" if isinstance(value, float) else str(value)), CELL_COLUMNS)
 
 
 def _name(experiment: str, control: str | None) -> str:

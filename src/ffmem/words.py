@@ -6,12 +6,21 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal
+
+SHOWN_PREFIX = 60
+"""Characters of a prefix that a trigger shows of itself."""
 
 Sign = Literal["+", "-"]
 SIGNS: tuple[Sign, Sign] = ("+", "-")
 DIGITS = 18
 """Of the longest number that is read; there are fewer layers, cells and tokens."""
+
+
+def sign_of(coefficient: float) -> Sign:
+    """The side of a value that a cell adds to the stream: v, or -v where its coefficient is negative."""
+    return "-" if coefficient < 0 else "+"
 
 
 class FfmemError(Exception):
@@ -82,7 +91,7 @@ _EXPERT = re.compile(r"[Ll]\d+[Ee]\d+[Dd]\d+")
 _PATH = re.compile(r"(?:[A-Za-z_]\w*\.)+(?P<layer>\d+)(?:\.[A-Za-z_]\w*)*(?:\[(?=\d+\]$)|[.:/](?=\d+$))(?P<index>\d+)\]?")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trigger:
     """One prefix that fires a cell: its place in the corpus, its text, and what came next.
 
@@ -98,6 +107,14 @@ class Trigger:
     position: int
     prefix: str
     next: str | None
+
+    def __repr__(self) -> str:
+        """In a line: of a long prefix the end, which fires the cell."""
+        prefix = self.prefix if len(self.prefix) <= SHOWN_PREFIX else f"…{self.prefix[-SHOWN_PREFIX:]}"
+        return f"Trigger({self.cell} {self.sign}{self.rank}, {self.coefficient:.3g}: {prefix!r} ▸ {self.next!r})"
+
+    def _repr_html_(self) -> str:
+        return escape(repr(self))
 
     def as_dict(self) -> dict[str, object]:
         """The row that `ffmem export triggers` prints."""

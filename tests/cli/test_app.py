@@ -62,6 +62,25 @@ def test_show_as_json_holds_the_same(run, capsys):
     assert found["stats"]["measured_tokens"] > 0
 
 
+def test_show_takes_several_cells_and_a_number_of_tokens_and_triggers(run, capsys):
+    _, out, err = call(capsys, "show", run, "L2D7", "L1D0", "--top", "3")
+    one, other = out.split("\n\n")
+    assert (one.split()[0], other.split()[0]) == ("L2D7", "L1D0")
+    assert "triggers (3 of 5)" in one
+    assert one.count("▸") == 3
+    assert one.count(" z ") == 6
+    assert err == ""
+    _, out, err = call(capsys, "show", run, "L2D7", "--top", "20")
+    assert out.count(" z ") == 30
+    assert "15 tokens of each value are kept; to have more: ffmem values" in err
+    _, out, _ = call(capsys, "show", run, "L2D7", "L1D0", "--top", "3", "--json")
+    found = json.loads(out)
+    assert [cell["cell"] for cell in found] == ["L2D7", "L1D0"]
+    assert len(found[0]["triggers"]) == len(found[0]["value"]["suppressed"]) == 3
+    assert found[0]["value"]["promoted"][0]["z"] > 1
+    assert call(capsys, "show", run, "L2D7", "--top", "0")[2].endswith("expected top of at least 1, found 0\n")
+
+
 def test_show_asks_the_model_itself_before_values_are_stored(gpt2_folder, text, tmp_path, capsys):
     out = tmp_path / "run"
     assert call(capsys, "index", gpt2_folder, text, "-o", out, "-q")[0] == 0
@@ -80,6 +99,8 @@ def test_info_tells_what_was_read_and_skipped(run, capsys):
     assert code == 0
     for part in ("60 sentences", "15 blank lines, 1 headings", "family gpt2", "384 in layers 1, 2, 3", "disk"):
         assert part in out
+    assert "15 tokens promoted and suppressed, bare, without the final norm, in float32" in out
+    assert "{" not in out
     _, out, _ = call(capsys, "info", run, "--json")
     found = json.loads(out)
     assert found["counts"]["cells"] == 384

@@ -1,11 +1,16 @@
 """Cells, triggers, values and statistics as a user reads them."""
 
+import re
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ffmem import Cell, open_index
+from ffmem.index.pages import trigger_text
+from ffmem.index.reader import Triggers
+from ffmem.text import width
 from ffmem.words import CellError, RunError
 
 
@@ -68,6 +73,43 @@ def test_everything_shows_itself_in_a_notebook_with_its_text_escaped(index, llam
     assert any("&lt;script&gt; &amp;" in page for page in pages)
     assert not any("<script>" in page for page in pages)
     assert "L2D3" in repr(index["L2D3"])
+
+
+def test_everything_prints_itself_shortly(index, llama, built):
+    view = index["L2D3"]
+    assert len(repr(view.triggers).splitlines()) <= 5
+    assert "and 3 more" in repr(view.triggers)
+    assert repr(Triggers()) == "0 triggers"
+    long = replace(view.triggers[0], prefix="x" * 5000 + "the end\n\u202e", next="\x1b[31m")
+    assert len(repr(long)) < 150
+    assert "the end\\n\\u202e' ▸ '\\x1b[31m'" in repr(long)
+    said = view.value.top(1)[0]
+    assert repr(said) == f"Said(“{said.token}” {said.probability:.2g} z {said.z:.1f})"
+    assert repr(view.value).startswith(f"Value(L2D3: promotes “{said.token}”")
+    assert repr(view.stats).startswith("CellStatistics(active ")
+    assert all("\n" not in repr(one) for one in (view.value, view.stats, said, view.triggers[0]))
+    bare = open_index(built)
+    bare.has_values = False
+    assert repr(bare["L2D3"].value) == "Value(L2D3: not in this run)"
+
+
+def test_of_a_long_prefix_the_end_is_shown(index):
+    trigger = replace(index["L2D3"].triggers[0], prefix="a <b> " * 900 + "and its end", next="东" * 300)
+    page = Triggers([trigger])._repr_html_()
+    assert "and its end <b>▸" in page
+    assert "<b> a" not in page
+    assert len(page) < 1500
+    text = trigger_text(trigger, 80)
+    assert width(text) <= 80
+    assert "its end ▸ “东" in text
+
+
+def test_tokens_that_stand_out_are_darker(index):
+    value = index["L2D3"].value
+    shades = [float(shade) for shade in re.findall(r"rgba\(70,130,220,([0-9.]+)\)", value._repr_html_())]
+    said = [*value.top(10), *value.bottom(10)]
+    assert shades == [pytest.approx(0.05 + 0.7 * min(1, abs(one.z) / 12), abs=0.01) for one in said]
+    assert len(set(shades)) > 5
 
 
 def test_stored_values_equal_the_model_s_own_projection(index, built, llama):

@@ -1,19 +1,21 @@
 """Value projections of a whole run."""
 
 import errno
+import json
 import os
 import shutil
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 
-from ffmem import build_index, compare, experiments, intervene, load_model, open_index, recipe, trace, values
-from ffmem.experiments.run import NAMES
-from ffmem.index.folder import RunFolder
+from ffmem import build_index, compare, experiments, export, intervene, load_model, open_index, recipe, trace, values
+from ffmem.index.folder import EXPERIMENTS, VALUES, RunFolder
 from ffmem.index.manifest import ValueFacts
 from ffmem.index.reader import Index
 from ffmem.index.store import LocalStore
+from ffmem.index.tables import write_table
 from ffmem.index.values import model_of, together
 from ffmem.live.causal import causal
 from ffmem.words import ModelError, RunError
@@ -57,7 +59,10 @@ WAYS = {
     "recipe": lambda run, model: recipe(model, "L1D0=0", run=run),
     "compare": lambda run, model: compare(model, "the king", "L1D0=0", run=run),
     "run_experiments": lambda run, model: next(experiments.run_experiments(run, ["activity"], model=model, quiet=True)),
-} | {name: lambda run, model, name=name: getattr(experiments, name)(model, open_index(run), quiet=True) for name in NAMES}
+} | {
+    name: lambda run, model, name=name: getattr(experiments, name)(model, open_index(run), quiet=True)
+    for name in EXPERIMENTS
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -117,6 +122,32 @@ def test_the_norm_is_an_option_and_changes_the_projection(run, gpt2):
     assert normed.top(1)[0].id == int(wanted.argmax())
     assert normed.max_probability == pytest.approx(float(wanted.max()), rel=1e-5)
     assert bare != normed.max_probability
+
+
+def test_how_far_a_token_stands_out_is_stored_beside_its_probability(run, gpt2, tmp_path):
+    index = values(run, gpt2, top=4, quiet=True)
+    logits = gpt2.values(1)[3] @ gpt2.model.lm_head.weight.detach().T
+    z = (logits - logits.mean()) / logits.std(correction=0)
+    value = index["L1D3"].value
+    for said, ids in ((value.top(4), z.argsort(descending=True)), (value.bottom(4), z.argsort())):
+        assert [(one.id, one.z) for one in said] == [(id, pytest.approx(float(z[id]), rel=1e-4)) for id in ids[:4].tolist()]
+    export(index, "cells", out=tmp_path / "cells.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text("utf-8").splitlines()]
+    assert rows[3]["value_top_z"] == value.top(1)[0].z
+
+
+def test_values_that_were_made_before_there_was_a_z_are_read_without(run, gpt2, monkeypatch):
+    index = values(run, gpt2, top=4, quiet=True)
+    older = index.table("values").drop_columns(["promoted_z", "suppressed_z"])
+    with index.folder.writing(VALUES) as path:
+        write_table(path, older.schema, older.to_batches())
+    files = index.manifest.files | index.folder.described(VALUES)
+    index.folder.write_manifest(replace(index.manifest, files=files))
+    cell = open_index(run)["L1D3"]
+    assert [said.z for said in cell.value.top(4)] == [None] * 4
+    assert [said.id for said in cell.value.top(4)] == [said.id for said in index["L1D3"].value.top(4)]
+    assert "promotes" in repr(cell)
+    assert "promotes" in cell._repr_html_()
 
 
 def test_a_run_of_some_layers_has_the_values_of_those(gpt2, tmp_path):

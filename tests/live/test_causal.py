@@ -13,7 +13,7 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.index.values import values
-from ffmem.live.causal import causal, causal_lines
+from ffmem.live.causal import Effects, causal, causal_lines
 from ffmem.live.matched import gather
 from ffmem.results import load_result
 from tests.tiny import silent_gpt2, some_sentences, tiny_model
@@ -57,6 +57,14 @@ def planted_run(tokenizer, tmp_path_factory):
         model, TEXT, out=tmp_path_factory.mktemp("causal") / "run", top=3, unit="line", stats="full", quiet=True
     )
     return model, values(run, model, top=6, quiet=True)
+
+
+def test_effects_print_themselves_in_a_line():
+    nan = float("nan")
+    found = Effects(np.zeros(2), np.array([-1.0, -2.0]), np.array([0.5, nan]))
+    assert repr(found) == "Effects(2 prefixes, mean Δ log p: promise -1.5, next token +0.5)"
+    assert found._repr_html_() == repr(found)
+    assert "next token -)" in repr(Effects(np.zeros(1), np.zeros(1), np.array([nan])))
 
 
 def prefixes_of(model, texts):

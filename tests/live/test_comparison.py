@@ -1,6 +1,8 @@
 """Baseline and edited side by side: numbers against a slow reference, controls, words."""
 
 import json
+from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pytest
@@ -176,7 +178,14 @@ def test_a_layer_edited_whole_has_no_controls_and_says_so(gpt2):
 def test_text_fits_the_width_and_json_is_plain(gpt2):
     found = compare(gpt2, PROMPT * 3, "L2D5*2", ([Cell(1, index) for index in range(40)], "+1"), tokens=["Oslo"], control=2)
     assert max(map(len, found.lines(80))) <= 80
-    assert repr(found) == "\n".join(found.lines())
+    assert str(found) == "\n".join(found.lines())
+    assert "\n" not in repr(found)
+    assert found.verdict in repr(found)
+    page = replace(found, prompt="<b>\n" * 200 + "its end", behind="<i>")._repr_html_()
+    for part in ("its end<br>", "“&lt;i&gt;”", "baseline", "Δ log p", "of controls", escape(found.verdict)):
+        assert part in page
+    assert "<i>" not in page
+    assert "\n" not in page
     told = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert told["edits"][0] == "L2D5*2"
     assert set(told) == {

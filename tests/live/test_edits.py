@@ -1,6 +1,8 @@
 """The small language of edits, what it refuses, and what it does to numbers."""
 
+import os
 import re
+import time
 
 import pytest
 import torch
@@ -51,9 +53,9 @@ def test_every_form_is_read_and_written_so_that_it_is_read_again(text, cells, op
         ("L3D1=nan", "expected a finite number, found '=nan'"),
         ("L3D1*-inf", "expected a finite number"),
         ("L3D1=1e999", "expected a finite number"),
-        ("L3D1~q1.5*2", "expected a quantile from 0 to 1, found 1.5"),
-        ("L3D1~q-0.1", "expected a quantile from 0 to 1, found -0.1"),
-        ("L3D1~qnan", "expected a quantile from 0 to 1, found nan"),
+        ("L3D1~q1.5*2", "expected a quantile from 0 to 1, found '~q1.5"),
+        ("L3D1~q-0.1", "expected a quantile from 0 to 1, found '~q-0.1'"),
+        ("L3D1~qnan", "expected a quantile from 0 to 1, found '~qnan'"),
         ("@no/such-file.txt=0", "@no/such-file.txt: expected a file with a cell a line, found: No such file"),
         (("L3D1=0", "L3D2=0"), "expected a cell .* found 'L3D1=0'"),
         ((["L3D1"], "0"), "expected an operation such as =0, .* found '0'"),
@@ -84,6 +86,37 @@ def test_a_file_holds_a_cell_a_line_with_comments_and_names_the_line_that_is_wro
     path.write_text("# nothing\n", "utf-8")
     with pytest.raises(FfmemError, match="at least one cell"):
         Edit.parse(f"@{path}=0")
+
+
+def test_what_is_no_small_file_of_text_is_not_read_as_cells(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin.txt").write_bytes(b"L1D0 # \xe9t\xe9\n")
+    with (tmp_path / "huge.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, line in (
+        (tmp_path / "pipe", "pipe: expected a file with a cell a line, found none that lies on a disk"),
+        ("/dev/zero", "found none that lies on a disk"),
+        (tmp_path, "found none that lies on a disk"),
+        (tmp_path / "huge.txt", "expected a file of at most 16,777,216 bytes, found 1,099,511,627,776"),
+        (tmp_path / "latin.txt", "found: 'utf-8' codec can't decode"),
+        ("a\0b", "found: .*null"),
+        ("a\nb", "@a⏎b: expected a file"),
+        ("~nobody-of-this-name/x", "@~nobody-of-this-name/x: expected a file"),
+    ):
+        with pytest.raises(FfmemError, match=line) as error:
+            parse_cells(f"@{name}")
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "edit", ["L1D1=" + "1" * 50_000 + "x", "L1D1" + " " * 50_000 + "x", "L1D1=" + "9" * 50_000, "L1D1~q" + "9" * 50_000]
+)
+def test_what_is_far_too_long_is_told_at_once_and_shortly(edit):
+    began = time.monotonic()
+    with pytest.raises(FfmemError) as error:
+        Edit.parse(edit)
+    assert len(str(error.value)) < 300
+    assert time.monotonic() - began < 5
 
 
 def test_cells_of_an_index_and_triggers_are_cells_and_each_is_kept_once(run):

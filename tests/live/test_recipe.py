@@ -41,6 +41,15 @@ def test_the_lines_run_without_ffmem_and_give_the_same_logits_and_text(at, gpt2_
     assert not torch.allclose(expected[1][1], torch.stack(model.model.generate(IDS, **settings).logits)[1])
 
 
+@pytest.mark.parametrize("name", ["models/a\nimport os\nos.abort()  #", "a'b\"\\", "x\r\x0cy\u2028z\udcff"])
+def test_whatever_a_folder_is_called_the_recipe_has_the_same_statements(name, gpt2_folder):
+    model = load_model(gpt2_folder)
+    named = type(model)(model.model, model.tokenizer, model.family, name=name)
+    nasty = ast.parse(recipe(named, "L1D3=2").encode())
+    assert [type(one) for one in nasty.body] == [type(one) for one in ast.parse(recipe(model, "L1D3=2")).body]
+    assert [one.value for one in ast.walk(nasty) if isinstance(one, ast.Constant)].count(name) == 2  # tokenizer and model
+
+
 def test_a_model_in_memory_has_to_be_there_and_one_that_transformers_does_not_know_is_loaded_by_ffmem(llama, tokenizer):
     made = {"model": llama.model}
     exec(recipe(llama, "L1D3=2"), made)

@@ -249,6 +249,33 @@ def test_a_run_tells_what_fires_the_cells(traced, tmp_path):
         trace(traced("gpt2")[0], PROMPT, run=run)
 
 
+@pytest.mark.parametrize("norm", [False, True], ids=["bare", "normed"])
+def test_a_cell_with_a_negative_coefficient_says_what_its_value_turned_round_promotes(tokenizer, norm, tmp_path):
+    """Not the lower end of v turned round: the unembedding has a bias here."""
+    model = load_model(tiny_model("gptj"), tokenizer=tokenizer)
+    run = build_index(model, ["the king left ."], out=tmp_path / "run", quiet=True)
+    found = [trace(model, PROMPT, cells=20).at(-1)]
+    found.append(trace(model, PROMPT, cells=20, run=values(run, model, top=9, norm=norm, quiet=True)).at(-1))
+    for place, normed in zip(found, (False, norm), strict=True):
+        cells = (*place.promoting, *place.suppressing)
+        assert {one.sign for one in cells} == {"+", "-"}
+        turned = 0
+        for one in cells:
+            v = model.values(one.cell.layer)[one.cell.index] * (1 if one.sign == "+" else -1)
+            assert one.sign == ("-" if one.coefficient < 0 else "+")
+            log_probs = model.vocabulary.log_probs(v[None], norm=normed)[0]
+            assert [said.id for said in one.value] == log_probs.topk(5).indices.tolist()
+            z = (log_probs - log_probs.mean()) / log_probs.std(correction=0)
+            assert [said.z for said in one.value] == pytest.approx(z.topk(5).values.tolist(), rel=1e-3)
+            lowest = model.vocabulary.log_probs(-v[None], norm=normed)[0].topk(5, largest=False).indices.tolist()
+            turned += [said.id for said in one.value] != lowest
+        assert turned
+        told = place.as_dict()["suppressing"]
+        assert [(one["sign"], one["value"][0]["z"] > 0) for one in told] == [(one.sign, True) for one in place.suppressing]
+        assert any("−v “" in line for line in place.lines())
+        assert "−v “" in place._repr_html_()
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "adaptive_lm"])
 def test_the_dict_is_plain_json_with_the_names_that_are_promised(traced, kind):
     model, found = traced(kind)
@@ -276,6 +303,13 @@ def test_the_dict_is_plain_json_with_the_names_that_are_promised(traced, kind):
         ("", {}, "expected a prompt of at least 1 token, found ''"),
         ("the " * 64, {}, "expected a prompt of 1 to 63 tokens.*found 64"),
         (PROMPT, {"at": 5}, "expected a position from 0 to 4 or from -5 to -1, found 5"),
+        ("the \udce9 king", {}, r"expected a prompt in UTF-8, found '\\udce9' at character 4"),
+        ("the " * 100_000, {}, "expected a prompt of 1 to 63 tokens.*found 100000"),
+        ("\t" * 5000, {}, "expected a prompt of at least 1 token, found '"),
+        (PROMPT, {"at": "generated"}, "position from 0 to 4, found generated tokens, which a trace has none of"),
+        (PROMPT, {"target": "\udce9"}, "expected one token in UTF-8, found"),
+        (PROMPT, {"target": "king " * 5000}, "expected one token of .*'king'"),
+        (PROMPT, {"target": -(10**5000)}, "expected a token id from 0 to 100, found a far"),
         (PROMPT, {"at": []}, "expected at least one position from 0 to 4, found none"),
         (PROMPT, {"target": "Paris Oslo"}, "expected one token of .*'Paris Oslo'.*'Paris'.*'Oslo'"),
         (PROMPT, {"target": "unheard"}, "expected one token of .*'unheard'.*<unk>"),
@@ -290,3 +324,4 @@ def test_bad_input_is_one_clear_line(traced, prompt, settings, message):
     with pytest.raises(FfmemError, match=message) as caught:
         trace(model, prompt, **settings)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300

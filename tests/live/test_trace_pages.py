@@ -77,6 +77,29 @@ def test_long_and_wide_words_are_cut_to_their_columns(found):
     assert Checker(place_page(changed)).tags.count("table") >= 2
 
 
+def test_a_value_shows_how_far_its_tokens_stand_out_and_no_part_of_a_number(found):
+    place = found.at(-1)
+    said = tuple(Said("x" * 20, id, 1e-9, z=12.345) for id in range(5))
+    lines = place_lines(replace(place, promoting=(replace(place.promoting[0], value=said, coefficient=-0.5),)))
+    (line,) = [line for line in lines if "“xxx" in line]
+    assert line.count(" 12.3") == line.count("“") == 2
+    assert line.endswith(" 12.3")
+    assert "  −v “x" in line
+    assert any("what v, or −v where m is negative, promotes, with z" in line for line in lines)
+    older = replace(place.promoting[0], value=(Said("x", 1, 0.25),), coefficient=0.5)
+    (line,) = [line for line in place_lines(replace(place, promoting=(older,))) if "“x” 0.25" in line]
+    assert "   v “x” 0.25" in line
+
+
+def test_of_a_long_trigger_the_end_is_what_a_page_and_a_line_show(found):
+    long = Trigger(Cell(1, 2), "+", 1, 1.0, 0, 3, "begin " * 500 + "the end", "next")
+    place = replace(found.at(-1), promoting=(replace(found.at(-1).promoting[0], trigger=long),))
+    assert any(line.endswith("begin the end ▸ “next”") for line in place_lines(place))
+    page = place_page(place)
+    assert "begin the end ▸ “next”" in page
+    assert page.count("begin") < 50
+
+
 def test_of_a_layer_the_text_says_so(found):
     lines = place_lines(trace(found.model, "the king", of="layer").at(-1))
     assert any("in each layer's own output" in line for line in lines)

@@ -109,6 +109,26 @@ def test_extremes_are_both_ends_of_a_full_sort(case, norm, rows):
         close(getattr(found, f"{name}_log_prob"), log_prob)
 
 
+@pytest.fixture(params=["scores", "chunks", "clouds"])
+def spread(request, monkeypatch):
+    """Mean and deviation read off the scores, whole or in chunks, or without them, as where kernels hold none."""
+    if request.param == "clouds":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(module, "can_tile", lambda device, elements, k=1: True)
+    elif request.param == "chunks":
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * VOCABULARY)
+
+
+def test_how_far_tokens_stand_out_is_told_by_all_log_probabilities(case, norm, spread):
+    vocabulary, h, expected = case
+    assert (vocabulary.clouds is None) == (vocabulary.softcap is not None)
+    found = vocabulary.extremes(h, 4, norm=norm)
+    z = (expected[norm] - expected[norm].mean(1, keepdim=True)) / expected[norm].std(1, correction=0, keepdim=True)
+    assert z.max() > 1
+    for of_ids, ids in ((found.promoted_z, found.promoted), (found.suppressed_z, found.suppressed)):
+        torch.testing.assert_close(of_ids.double(), z.gather(1, ids), rtol=1e-4, atol=1e-4)
+
+
 def test_a_rank_is_the_place_in_a_full_sort(case, norm, rows):
     vocabulary, h, expected = case
     order, _ = by_sorting(expected[norm], VOCABULARY, True)
@@ -160,6 +180,18 @@ def test_equal_tokens_are_ranked_by_their_ids():
     assert ranks.tolist() == [4, 1, 2, 3, 5]
     assert vocabulary.rank(torch.zeros(5, 1), torch.arange(5)).tolist() == [1, 2, 3, 4, 5]
     assert vocabulary.rank(-torch.ones(5, 1), torch.arange(5)).tolist() == [1, 4, 5, 3, 2]
+
+
+def test_where_words_lie_far_from_nothing_nothing_cancels(spread):
+    """Scores around 4,096, a quarter apart: their squares' mean less their mean's square would be lost in float32."""
+    weights = 4096 + torch.arange(1000) % 5 / 4
+    found = one_feature(*weights.tolist()).extremes(torch.ones(2, 1), 3)
+    assert found.promoted_z[0].tolist() == pytest.approx([2**0.5] * 3, rel=1e-2)
+
+
+def test_a_vector_that_tells_no_token_from_another_has_none_that_stands_out(spread):
+    found = one_feature(*[0.1] * 999).extremes(torch.tensor([[0.0], [1.0]]), 3)
+    assert found.promoted_z.tolist() == found.suppressed_z.tolist() == [[0] * 3] * 2
 
 
 def test_more_tokens_than_there_are_gives_all_of_them():

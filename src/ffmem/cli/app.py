@@ -207,30 +207,41 @@ def plan(
 @app.command()
 def show(
     run: Run,
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as `L3D17`: layer from 1, cell from 0.")],
+    cells: Annotated[list[str], typer.Argument(metavar="CELL...", help="Such as `L3D17`: layer from 1, cell from 0.")],
+    top: Annotated[
+        int | None, typer.Option(help="Triggers and tokens to show, on each side.", show_default="10; as JSON all triggers")
+    ] = None,
     as_json: AsJson = False,
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
-    """Show a cell: its triggers, what its value promotes and suppresses, its statistics.
+    """Show cells: their triggers, what their values promote and suppress, their statistics.
 
-    What values say is read from the run; before `ffmem values`, it is computed if the model is given.
+    What values say is read from the run; before `ffmem values`, it is computed if the model is given. Beside a token's
+    probability stands its z: by how many deviations it stands out from all other tokens.
     """
+    from ffmem.index.pages import SHOWN, cell_text
     from ffmem.index.reader import open_index
 
+    if top is not None and top < 1:
+        raise FfmemError(f"expected top of at least 1, found {top}")
     opened = open_index(run)
-    view = opened[cell]
+    views = [opened[cell] for cell in cells]
     if model is not None and not opened.has_values:
         from ffmem.index.values import model_of
 
-        view = open_index(run, model=model_of(opened, model, device=device, dtype=dtype))[cell]
+        opened = open_index(run, model=model_of(opened, model, device=device, dtype=dtype))
+        views = [opened[cell] for cell in cells]
     if as_json:
-        print(json.dumps(show_json(view), ensure_ascii=False, indent=2))
-        return
-    print(view)
-    if not view.index.has_values and view.index.model is None:
-        note(False, f"to see what its value says: ffmem values {run}")
+        found = [show_json(view, top) for view in views]
+        print(json.dumps(found if len(found) > 1 else found[0], ensure_ascii=False, indent=2))
+    else:
+        print("\n\n".join(cell_text(view, top or SHOWN) for view in views))
+    if not opened.has_values and opened.model is None:
+        note(False, f"to see what values say: ffmem values {run}")
+    elif top is not None and top > (kept := views[0].value.kept):
+        note(False, f"{kept} tokens of each value are kept; to have more: ffmem values {run} --top {top}")
 
 
 @app.command()

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ffmem.text import visible
+
 if TYPE_CHECKING:
+    from ffmem.index.manifest import ValueFacts
     from ffmem.index.reader import CellView, Index
     from ffmem.results import Result
+
+
+SHOWN = 10
+"""Tokens of a value, on each side."""
 
 
 def gigabytes(size: int) -> str:
@@ -21,16 +28,19 @@ def gigabytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def show_json(view: CellView) -> dict[str, Any]:
-    """A cell as `ffmem show --json` prints it; what the run does not hold is null."""
+def show_json(view: CellView, top: int | None) -> dict[str, Any]:
+    """A cell as `ffmem show --json` prints it, with `top` triggers and tokens on each side, or all triggers and ten tokens.
+
+    What the run does not hold is null.
+    """
     stats = view.index.manifest.settings.has_stats
     values = view.index.has_values or view.index.model is not None
-    shown = min(10, view.value.kept) if values else 0
+    shown = min(top or SHOWN, view.value.kept) if values else 0
     return {
         "cell": view.name,
         "layer": view.cell.layer,
         "index": view.cell.index,
-        "triggers": [trigger.as_dict() for trigger in (*view.triggers, *view.negative_triggers)],
+        "triggers": [trigger.as_dict() for trigger in (*view.triggers[:top], *view.negative_triggers[:top])],
         "value": {
             "promoted": [vars(said) for said in view.value.top(shown)],
             "suppressed": [vars(said) for said in view.value.bottom(shown)],
@@ -62,11 +72,17 @@ def info_lines(index: Index, disk: int) -> list[str]:
         f"distinct by {settings.distinct}, negative {'on' if settings.negative else 'off'}; "
         f"{counts.sentences_kept:,} sentences kept",
         "statistics": f"{settings.measured}; {counts.measured_tokens:,} tokens measured",
-        "values": f"{manifest.values}" if index.has_values else f"none: ffmem values {index.path}",
+        "values": _values_text(manifest.values) if manifest.values else f"none: ffmem values {index.path}",
         "disk": gigabytes(disk),
         "made with": ", ".join(f"{name} {version}" for name, version in manifest.environment.items()),
     }
-    return [f"{name:<11}{text}" for name, text in lines.items()]
+    return [visible(f"{name:<11}{text}") for name, text in lines.items()]
+
+
+def _values_text(values: ValueFacts) -> str:
+    """How a run's values were projected."""
+    way = "through the final norm" if values.norm else "bare, without the final norm"
+    return f"{values.top} tokens promoted and suppressed, {way}, in {values.dtype}"
 
 
 def result_lines(result: Result) -> list[str]:
@@ -83,4 +99,4 @@ def result_lines(result: Result) -> list[str]:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value))

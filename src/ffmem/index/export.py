@@ -66,7 +66,8 @@ def cell_row(view: CellView) -> Row:
         row |= view.stats.as_dict()
     if view.index.has_values:
         said = view.value.top(1)[0]
-        row |= {"value_top": said.token, "value_max_probability": said.probability, "value_norm": view.value.norm}
+        row |= {"value_top": said.token, "value_top_z": said.z, "value_max_probability": said.probability}
+        row["value_norm"] = view.value.norm
     return row
 
 

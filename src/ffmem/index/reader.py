@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ffmem.index import pages
 from ffmem.index.folder import RunFolder, values_of
 from ffmem.index.histogram import middle, quantile
 from ffmem.index.manifest import Manifest
+from ffmem.text import visible
 from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ class Index:
         return prefix, text[ends[position - 1] : ends[position]] or self.token(tokens[position])
 
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}: {len(self):,} cells of {self.manifest.model.name})"
+        return f"Index({str(self.path)!r}: {len(self):,} cells of {visible(self.manifest.model.name)})"
 
     def _repr_html_(self) -> str:
         return pages.index_page(self)
@@ -211,11 +213,14 @@ class Triggers(tuple[Trigger, ...]):
         found = super().__getitem__(which)
         return Triggers(found) if isinstance(which, slice) else found
 
+    def __repr__(self) -> str:
+        return pages.triggers_text(self)
+
     def _repr_html_(self) -> str:
         return pages.triggers_page(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CellStatistics:
     """A cell's coefficients over the corpus: firings and extremes of all tokens, the rest of the measured ones."""
 
@@ -269,20 +274,32 @@ class CellStatistics:
         }
         return {name: None if np.isnan(x) else x for name, x in found.items()} | {"measured_tokens": self.measured}
 
+    def __repr__(self) -> str:
+        return f"CellStatistics({pages.statistics_text(self)})"
+
     def _repr_html_(self) -> str:
         return pages.statistics_page(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Said:
-    """A token and the probability that a value gives it."""
+    """A token and the probability that a vector gives it."""
 
     token: str
     id: int
     probability: float
+    z: float | None = None
+    """How far a value makes it stand out from all other tokens, in standard deviations of their log-probabilities. None for
+    what is no value, and in runs whose values were made before there was one."""
+
+    def __repr__(self) -> str:
+        return f"Said({pages.said_text(self)})"
+
+    def _repr_html_(self) -> str:
+        return escape(pages.said_text(self))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Value:
     """A cell's value as a distribution over the vocabulary: from the run's stored projection, else from its model."""
 
@@ -331,14 +348,18 @@ class Value:
 
     def _said(self, side: str, k: int) -> list[Said]:
         ids, log_probs = self._row[side], self._row[f"{side}_log_prob"]
+        zs = self._row.get(f"{side}_z", [None] * len(ids))
         if k > len(ids):
             raise RunError(
                 f"expected at most the {len(ids)} tokens stored for each value, found {k}: use ffmem values --top {k}"
             )
         return [
-            Said(self.cell.index.token(id), id, float(np.exp(log_prob)))
-            for id, log_prob in zip(ids[:k], log_probs[:k], strict=True)
+            Said(self.cell.index.token(id), id, float(np.exp(log_prob)), z)
+            for id, log_prob, z in zip(ids[:k], log_probs[:k], zs[:k], strict=True)
         ]
+
+    def __repr__(self) -> str:
+        return pages.value_text(self)
 
     def _repr_html_(self) -> str:
         return pages.value_page(self)

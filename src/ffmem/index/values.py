@@ -30,8 +30,10 @@ VALUE_SCHEMA = pa.schema(
     [
         ("promoted", pa.list_(pa.int32())),
         ("promoted_log_prob", pa.list_(pa.float32())),
+        ("promoted_z", pa.list_(pa.float32())),
         ("suppressed", pa.list_(pa.int32())),
         ("suppressed_log_prob", pa.list_(pa.float32())),
+        ("suppressed_z", pa.list_(pa.float32())),
         ("norm", pa.float32()),
     ]
 )
@@ -89,7 +91,8 @@ def model_of(index: Index, model: MemoryModel | Any = None, **load: Any) -> Memo
 def project(model: MemoryModel, vectors: Float[Tensor, "n d"], *, k: int, norm: bool = False) -> pa.RecordBatch:
     """The rows of the value table for these vectors."""
     found = model.vocabulary.extremes(vectors, k, norm=norm)
-    lists = [found.promoted.int(), found.promoted_log_prob, found.suppressed.int(), found.suppressed_log_prob]
+    promoted = [found.promoted.int(), found.promoted_log_prob, found.promoted_z]
+    lists = [*promoted, found.suppressed.int(), found.suppressed_log_prob, found.suppressed_z]
     *columns, lengths = _to_host([*lists, torch.linalg.vector_norm(vectors.detach().float(), dim=1)])
     arrays = [*map(_lists, columns), pa.array(lengths, pa.float32())]
     return pa.RecordBatch.from_arrays(arrays, schema=VALUE_SCHEMA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ffmem.model.prompts import log_probs_at
 from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import reporting
 from ffmem.results import Result
-from ffmem.text import shown_token
+from ffmem.text import beginning, shown_token, visible
 from ffmem.words import Cell, CorpusError, FfmemError, RunError
 
 PREFIXES = 200
@@ -96,7 +97,7 @@ def causal(
     return Result("causal", seed, settings, rows, facts).saved(index)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Effects:
     """What switching a cell off does to each prefix, in log-probabilities."""
 
@@ -106,6 +107,14 @@ class Effects:
     """their change"""
     next: Float[np.ndarray, " n"]
     """the change of the true next token; NaN at a sentence's end"""
+
+    def __repr__(self) -> str:
+        following = self.next[~np.isnan(self.next)]
+        means = [f"{x.mean():+.3g}" if len(x) else "-" for x in (self.promise, following)]
+        return f"Effects({len(self.promise)} prefixes, mean Δ log p: promise {means[0]}, next token {means[1]})"
+
+    def _repr_html_(self) -> str:
+        return escape(repr(self))
 
 
 @torch.inference_mode()
@@ -226,7 +235,7 @@ def _notes(index: Index, found: list[Gathered], asked: int, quantile: float) -> 
 def causal_lines(result: Result, width: int = 100) -> list[str]:
     """A causal check for people, at most `width` characters a line."""
     settings = result.settings
-    lines = [f"switched off on prefixes of {settings['eval']}; Δ log p with 95% intervals"]
+    lines = [f"switched off on prefixes of {visible(settings['eval'])}; Δ log p with 95% intervals"]
     for row in result.rows:
         if row["group"] == "fires":
             promise = " ".join(shown_token(token) for token in row["promise"])
@@ -236,7 +245,7 @@ def causal_lines(result: Result, width: int = 100) -> list[str]:
         lines.append(f"    {row['group']:<9}{numbers}   {_interval(row, 'promise'):<25} {_interval(row, 'next')}")
     notes = [f"note: {note}" for note in result.facts["notes"]]
     lines += ["", *notes] if notes else []
-    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+    return [beginning(line, width) for line in lines]
 
 
 def _interval(row: dict[str, Any], name: str) -> str:

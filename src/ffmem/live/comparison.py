@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.index.reader import Index
-from ffmem.live.comparison_pages import comparison_lines, mean_and_spread
+from ffmem.live.comparison_pages import comparison_lines, comparison_page, mean_and_spread
 from ffmem.live.control import Control, draw_controls
 from ffmem.live.edits import Edit, parse_edits, resolve, statistics_for
 from ffmem.live.intervene import applying
@@ -21,6 +21,7 @@ from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import greedy, log_probs_at, prompt_ids, token_id, token_texts
+from ffmem.text import visible
 from ffmem.words import FfmemError
 
 UNLIKE = 0.2
@@ -62,7 +63,7 @@ class Side:
         return {"top": top, "generated": self.generated, "text": self.text}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Baseline and edited, side by side. All logarithms are natural; the KL divergence is KL(baseline‖edited), in nats."""
 
@@ -146,8 +147,15 @@ class Comparison:
         """For people, at most `width` characters a line."""
         return comparison_lines(self, width)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        edits = "  ".join(edit.shown for edit in self.edits)
+        return f"Comparison({edits} in {visible(self.model)}: KL {self.kl:.3g}, {self.verdict})"
+
+    def _repr_html_(self) -> str:
+        return comparison_page(self)
 
 
 def compare(

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal
 
 import torch
@@ -22,18 +23,22 @@ from torch import Tensor
 from ffmem.index.reader import Index, open_index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
+from ffmem.text import visible
 from ffmem.words import Cell, CellError, FfmemError, RunError
 
 EXAMPLES = "L3D1=0, L3D1*2, L3D1+1 or L3D1~q0.99*2"
+FILE_BYTES = 1 << 24
+"""The largest file of cells that is read: a million of them."""
 SHOWN_CELLS = 4
 """Cells of a set that are named before the rest is counted."""
 
-_NUMBER = r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf(?:inity)?|[nN]a[nN])"
+# Each of these can be read in one way only: what is no edit is told at once, however long it is.
+_NUMBER = r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf(?:inity)?|[nN]a[nN])"
 _OPERATION = re.compile(
     rf"\s*(?:~\s*q(?P<quantile>{_NUMBER})\s*(?:\*\s*(?P<strength>{_NUMBER}))?|(?P<sign>[=*+-])\s*(?P<number>{_NUMBER}))\s*"
 )
 # The shortest text in front of an operation that reaches the end: a file's name may hold any sign.
-_EDIT = re.compile(rf"(?P<cells>.+?)(?P<operation>{re.sub('[?]P<[a-z]+>', '?:', _OPERATION.pattern)})", re.DOTALL)
+_EDIT = re.compile(rf"(?P<cells>.+?)(?<=\S)(?P<operation>{re.sub('[?]P<[a-z]+>', '?:', _OPERATION.pattern)})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Operation:
     def parse(cls, text: str) -> Operation:
         match = _OPERATION.fullmatch(text)
         if not match:
-            raise FfmemError(f"expected an operation such as =0, *2, +1, -1 or ~q0.99*2, found {text!r}")
+            raise FfmemError(f"expected an operation such as =0, *2, +1, -1 or ~q0.99*2, found {_short(text)}")
         quantile = None if match["quantile"] is None else float(match["quantile"])
         number = float(match["number"] or match["strength"] or 1)
         if quantile is not None and not 0 <= quantile <= 1:
-            raise FfmemError(f"expected a quantile from 0 to 1, found {match['quantile']} in {text.strip()!r}")
+            raise FfmemError(f"expected a quantile from 0 to 1, found {_short(text.strip())}")
         if not math.isfinite(number):
-            raise FfmemError(f"expected a finite number, found {text.strip()!r}")
+            raise FfmemError(f"expected a finite number, found {_short(text.strip())}")
         if match["sign"] == "-":
             return cls("+", -number)
         return cls(match["sign"] or "=", number, quantile)  # type: ignore[arg-type]
@@ -107,7 +112,7 @@ class Edit:
         if isinstance(edit, str):
             match = _EDIT.fullmatch(edit.strip())
             if not match:
-                raise FfmemError(f"expected an edit such as {EXAMPLES}, found {edit!r}")
+                raise FfmemError(f"expected an edit such as {EXAMPLES}, found {_short(edit)}")
             cells, operation = match["cells"].strip(), match["operation"]
         elif isinstance(edit, tuple) and len(edit) == 2 and isinstance(edit[1], str):
             cells, operation = edit
@@ -219,20 +224,26 @@ def _cell(cell: Any) -> Cell:
 
 
 def _file(name: str) -> list[Cell]:
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
+        found = path.stat()
+        if not S_ISREG(found.st_mode):
+            # What is written by others may never end.
+            raise FfmemError(f"@{visible(name)}: expected a file with a cell a line, found none that lies on a disk")
+        if found.st_size > FILE_BYTES:
+            raise FfmemError(f"@{visible(name)}: expected a file of at most {FILE_BYTES:,} bytes, found {found.st_size:,}")
         lines = path.read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # of a name, of what is in the file, of a home that is not there
         reason = getattr(error, "strerror", None) or error
-        raise FfmemError(f"@{name}: expected a file with a cell a line, found: {reason}") from error
-    found = []
+        raise FfmemError(f"@{visible(name)}: expected a file with a cell a line, found: {reason}") from error
+    cells = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         try:
-            found += [Cell.parse(text)] if text else []
+            cells += [Cell.parse(text)] if text else []
         except CellError as error:
-            raise CellError(f"{path}:{number}: {error}") from error
-    return found
+            raise CellError(f"{visible(str(path))}:{number}: {error}") from error
+    return cells
 
 
 def _written(number: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any
 
 from ffmem.index.reader import Said
 from ffmem.live import trace_pages
-from ffmem.words import Cell, Trigger
+from ffmem.words import Cell, Sign, Trigger, sign_of
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,15 @@ class CellPart:
     coefficient: float
     contribution: Amount
     value: tuple[Said, ...]
-    """What the cell's value promotes most."""
+    """What the cell's value promotes most; with a negative coefficient, what -v does, which is what it adds."""
     trigger: Trigger | None = None
     """What fires the cell most, in a run (of a negative coefficient: what drives it furthest below zero)."""
     label: str | None = None
+    sign: Sign = field(init=False)
+    """Of the coefficient: whether `value` is what v says or what -v does."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sign", sign_of(self.coefficient))
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,10 @@ def plain(value: Any) -> Any:
         return plain({"total": value.total} | value.scores)
     if isinstance(value, Trigger):
         return plain(value.as_dict())
+    if isinstance(value, Said) and value.z is None:  # a prediction's, where only a value's tokens have one
+        return plain({"token": value.token, "id": value.id, "probability": value.probability})
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

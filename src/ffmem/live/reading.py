@@ -89,8 +89,10 @@ def read_places(model: MemoryModel, flows: list[Flow], question: Question, known
     judged = model.vocabulary.judge(flows[-1].after, reader.wanted, norm=True)
     following = model.vocabulary.judge(flows[-1].after, truth.clamp(min=0), norm=True)
     listed = [_listed(parts, row, question.cells) for row in range(reader.n)]
-    known.prepare(cell for sides in listed for side in sides for cell, _, _ in side)
-    known.prepare(Cell(one.layer, vote.cell) for one in votes for vote in (*one.promised, *one.suppressed))
+    known.prepare((cell, m) for sides in listed for side in sides for cell, m, _ in side)
+    known.prepare(
+        (Cell(one.layer, vote.cell), vote.coefficient) for one in votes for vote in (*one.promised, *one.suppressed)
+    )
     total = sum(model.cells)
     places = []
     for row in range(reader.n):
@@ -141,7 +143,9 @@ def _listed(parts: Contributions, row: int, count: int) -> list[list[tuple[Cell,
 
 
 def _cell(known: Known, names: tuple[str, ...], cell: Cell, coefficient: float, parts: Sequence[float]) -> CellPart:
-    return CellPart(cell, coefficient, amount(parts, names), known.value(cell), known.trigger(cell, coefficient))
+    return CellPart(
+        cell, coefficient, amount(parts, names), known.value(cell, coefficient), known.trigger(cell, coefficient)
+    )
 
 
 def _layer(reader: _Reader, parts: Contributions, layer: int, row: int, cells: tuple[CellPart, ...]) -> LayerTrace:

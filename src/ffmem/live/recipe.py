@@ -13,6 +13,7 @@ from ffmem.model.adaptive.fairseq import is_fairseq
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
+from ffmem.text import visible
 
 _EVERYWHERE = """
 
@@ -79,7 +80,9 @@ def recipe(
     loaded = load_model(model, **load)
     changes = resolve(loaded, parsed, statistics_for(loaded, run))
     where = {"all": "all positions", "generated": "generated tokens only"}.get(str(scope), f"tokens [{scope}] of the prompt")
-    lines = [f"# {', '.join(edit.shown for edit in parsed)} in {loaded.name}, at {where}", *_loading(loaded), ""]
+    # A comment of one line, whatever the model is called.
+    title = visible(f"{', '.join(edit.shown for edit in parsed)} in {loaded.name}, at {where}")
+    lines = [f"# {title}", *_loading(loaded), ""]
     lines += [
         "# What enters these matrices is the coefficients of a layer's cells: (cells, operation, amounts).",
         "EDITS = {",
@@ -97,7 +100,7 @@ def recipe(
 def _loading(model: MemoryModel) -> list[str]:
     """Lines that make `model` and `tokenizer`."""
     if model.in_memory:
-        return ["import torch", "", f"# `model` is the {type(model.model).__name__} that was brought in memory."]
+        return ["import torch", "", f"# `model` is the {visible(type(model.model).__name__)} that was brought in memory."]
     if isinstance(model.model, AdaptiveLM) or is_fairseq(Path(model.name)):
         return [
             "import ffmem  # transformers does not know this architecture",

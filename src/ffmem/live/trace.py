@@ -25,7 +25,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import prompt_ids, token_id, token_texts
 from ffmem.words import FfmemError
 
-FORMAT = 1
+FORMAT = 2
 """Of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""
 
 
@@ -69,11 +69,11 @@ def trace(
 
 
 def _positions(at: int | str | slice | Iterable[int], count: int) -> list[int]:
-    if isinstance(at, (int, str, slice)):
-        return Scope.parse(at).tokens(count)
-    found = sorted({position for one in at for position in Scope.parse(one).tokens(count)})
+    asked = [at] if isinstance(at, (int, str, slice)) else list(at)
+    found = sorted({position for one in asked for position in Scope.parse(one).tokens(count)})
     if not found:
-        raise FfmemError(f"expected at least one position from 0 to {count - 1}, found none")
+        none = "generated tokens, which a trace has none of" if "generated" in map(str, asked) else "none"
+        raise FfmemError(f"expected at least one position from 0 to {count - 1}, found {none}")
     return found
 
 

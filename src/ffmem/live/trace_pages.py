@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from ffmem.index.pages import html_table, shaded
 from ffmem.text import beginning, ending, padded, shown_token, visible, width
 
 if TYPE_CHECKING:
@@ -97,15 +98,37 @@ def _sum(place: Place) -> list[str]:
 def _cells(title: str, cells: Sequence[CellPart]) -> list[str]:
     if not cells:
         return [f"{title}: no cell"]
-    lines = [f"{title:<12} {'m':>8} {'adds':>8}  the value says"]
+    lines = [f"{title:<12} {'m':>8} {'adds':>8}  {_says(cells)}"]
     for one in cells:
-        value = " ".join(_said(said) for said in one.value)
-        lines.append(beginning(f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}  {value}", WIDTH))
+        numbers = f"  {one.cell!s:<10} {one.coefficient:>8.3g} {_signed(one.contribution):>8}"
+        begin = f"{numbers}  {_side(one)} "
+        lines.append(beginning(begin + _promoted(one, WIDTH - width(begin)), WIDTH))
         if one.trigger is not None:
             following = f" ▸ {shown_token(one.trigger.next)}"
-            prefix = ending(visible(one.trigger.prefix), WIDTH - 33 - width(following))
-            lines.append(beginning(f"{'':<31}{prefix}{following}", WIDTH))
+            prefix = ending(visible(one.trigger.prefix), WIDTH - 34 - width(following))
+            lines.append(beginning(f"{'':<34}{prefix}{following}", WIDTH))
     return lines
+
+
+def _says(cells: Sequence[CellPart]) -> str:
+    """The head of a column of values."""
+    turned = ", or −v where m is negative," if any(one.sign == "-" for one in cells) else ""
+    return f"what v{turned} promotes{', with z' if any(said.z is not None for one in cells for said in one.value) else ''}"
+
+
+def _side(one: CellPart) -> str:
+    return "−v" if one.sign == "-" else " v"
+
+
+def _promoted(one: CellPart, columns: int | None = None) -> str:
+    """A value's tokens, as many as there is room for: how far each stands out, which tells more than its probability."""
+    shown = ""
+    for said in one.value:
+        more = f"{shown} {_said(said) if said.z is None else f'{shown_token(said.token)} {said.z:.1f}'}".lstrip()
+        if shown and columns is not None and width(more) > columns:
+            break
+        shown = more
+    return shown
 
 
 def _rest(place: Place) -> list[str]:
@@ -158,7 +181,7 @@ def _short(text: str, columns: int) -> str:
     return f"{beginning(token, columns - len(number) - 1)} {number}"
 
 
-_CELL = "padding:1px 5px;text-align:left;white-space:nowrap"
+_CELL = "padding:1px 5px;text-align:left;white-space:nowrap"  # a grid is scrolled, not broken
 _TABLE = '<table style="border-spacing:1px;font-size:12px">'
 
 
@@ -185,25 +208,24 @@ def _tile(layer: int, tile: Tile) -> str:
     if tile.target is not None:
         title += f"target {tile.target.probability:.2g}, rank {tile.target.rank:,}\n"
     title += f"adds to the logit: attention {tile.attention:+.3g}, ffn {tile.ffn:+.3g}"
-    # The text stays readable on its own colour: dark on light up to 0.75 of blue.
-    colour = f"background:rgba(70,130,220,{0.05 + 0.7 * tile.o.probability:.2f})"
-    return f'<td style="{_CELL};{colour}" title="{escape(title)}">{escape(visible(tile.o.token))}</td>'
+    return f'<td style="{_CELL};{shaded(tile.o.probability)}" title="{escape(title)}">{escape(visible(tile.o.token))}</td>'
 
 
 def place_page(place: Place) -> str:
     """The text's tables as HTML."""
-    columns = ["cell", "m", "adds", "the value says", "best trigger"]
+    listed = (*place.promoting, *place.suppressing)
+    columns = ["cell", "m", "adds", _says(listed), "best trigger"]
     tables = [
-        _html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
+        html_table(["layer", "residual", "ffn", "output", "case", "attention", "ffn adds"], map(_html_layer, place.layers)),
         *(
-            _html_table(columns[: 5 if any(part.trigger for part in cells) else 4], map(_html_cell, cells), title)
+            html_table(columns[: 5 if any(part.trigger for part in cells) else 4], map(_html_cell, cells), title)
             for title, cells in (("promoting", place.promoting), ("suppressing", place.suppressing))
             if cells
         ),
     ]
     if place.outvoted:
         tables.append(
-            _html_table(
+            html_table(
                 ["layer", "says", "for the next token", "against it"], map(_html_outvoted, place.outvoted), "outvoted"
             )
         )
@@ -217,16 +239,12 @@ def _html_layer(layer: LayerTrace) -> list[str]:
 
 
 def _html_cell(one: CellPart) -> list[str]:
-    trigger = "" if one.trigger is None else f"{visible(one.trigger.prefix)} ▸ {shown_token(one.trigger.next)}"
-    value = " ".join(_said(said) for said in one.value)
+    trigger = ""
+    if one.trigger is not None:
+        trigger = f"{ending(visible(one.trigger.prefix), WIDTH)} ▸ {shown_token(one.trigger.next)}"
+    value = f"{_side(one).strip()} {_promoted(one)}"
     return [str(one.cell), f"{one.coefficient:.3g}", _signed(one.contribution), value, trigger]
 
 
 def _html_outvoted(one: Outvoted) -> list[str]:
     return [str(one.layer), _said(one.said), _votes(one.cells), _votes(one.suppressors)]
-
-
-def _html_table(columns: list[str], rows: Iterable[list[str]], title: str = "") -> str:
-    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in columns)
-    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(text)}</td>' for text in row) + "</tr>" for row in rows)
-    return f"{f'<b>{escape(title)}</b>' if title else ''}{_TABLE}<tr>{head}</tr>{body}</table>"

@@ -12,37 +12,60 @@ from transformers import GenerationConfig
 from ffmem.model.loading import quiet_transformers
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot, spots_of
+from ffmem.text import beginning
 from ffmem.words import FfmemError
+
+SHOWN = 60
+"""Columns that an error has for what was found."""
 
 
 def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> list[int]:
     """A prompt's tokens, without the beginning-of-sentence token: at least one, and `room` left for more in the context."""
-    ids = model.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = _read(model, prompt, "a prompt")
     if not ids:
-        raise FfmemError(f"expected a prompt of at least 1 token, found {prompt!r}")
+        raise FfmemError(f"expected a prompt of at least 1 token, found {_short(prompt)}")
     most = model.context - int(bos)
     if len(ids) > most:
         raise FfmemError(f"expected a prompt of 1 to {most} tokens, as {model.name} takes, found {len(ids)}")
     if len(ids) + room > most:
         left = most - len(ids)
         raise FfmemError(f"expected 0 to {left} tokens to generate behind a prompt of {len(ids)}, found {room}")
-    return list(ids)
+    return ids
+
+
+def _read(model: MemoryModel, text: Any, what: str) -> list[int]:
+    """A text's tokens, none added; an error where it is no text, or none that can be written in UTF-8."""
+    if not isinstance(text, str):
+        raise FfmemError(f"expected {what} as text, found {_short(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"{_short(text[error.start])} at character {error.start}"
+        raise FfmemError(f"expected {what} in UTF-8, found {found}") from error
+    return list(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def token_id(model: MemoryModel, token: str | int) -> int:
     """One token by its text (its space counts: ` Paris`) or its id."""
     if isinstance(token, int):
         if not 0 <= token < model.vocabulary.size:
-            raise FfmemError(f"expected a token id from 0 to {model.vocabulary.size - 1}, found {token}")
+            found = token if abs(token) < 10**SHOWN else "a far other one"  # Python does not write the longest of them
+            raise FfmemError(f"expected a token id from 0 to {model.vocabulary.size - 1}, found {found}")
         return token
-    ids = model.tokenizer(token, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = _read(model, token, "one token")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
     if len(ids) == 1 and (ids[0] != unknown or token == model.tokenizer.unk_token):
         return int(ids[0])
-    found = " + ".join(repr(text) for text in token_texts(model, ids)) or "nothing"
+    found = " + ".join(repr(text) for text in token_texts(model, ids[:SHOWN])) or "nothing"
     raise FfmemError(
-        f"expected one token of {model.name}, found {token!r}, which it reads as {found}; a space in front counts"
+        f"expected one token of {model.name}, found {_short(token)}, which it reads as {beginning(found, SHOWN)}; "
+        "a space in front counts"
     )
+
+
+def _short(value: object) -> str:
+    """What was found, quoted, as far as a line has room for it."""
+    return beginning(repr(value), SHOWN)
 
 
 def token_texts(model: MemoryModel, ids: list[int]) -> list[str]:

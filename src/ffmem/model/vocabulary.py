@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ffmem.model.spread import Cloud
+
 CHUNK_ELEMENTS = 1 << 23
 """Scores held at a time on a CPU: 32 MB in float32, about what its cache holds."""
 GPU_CHUNK_ELEMENTS = 1 << 28
@@ -22,6 +24,8 @@ TILED_BYTES = 9 << 28
 """What both ends of all scores may take on a GPU, where kernels find them: 2.4 GB."""
 FEW_ELEMENTS = 1 << 22
 """Scores that are not worth a kernel of our own."""
+FLAT = 2**-20
+"""Log-probabilities that deviate from their mean by less than this share of it are equal up to rounding."""
 SLACK = 1e-3
 """How far rounding may lift a log-probability over its piece's ceiling: orders of magnitude more than it does."""
 
@@ -58,12 +62,19 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Extremes:
-    """The k most promoted and the k most suppressed tokens of each vector, best and worst first."""
+    """The k most promoted and the k most suppressed tokens of each vector, best and worst first, and how far they stand out.
+
+    A token's z is the distance of its score from the mean of all scores, in their standard deviations. In an adaptive
+    softmax it is taken among the words of its own band: how likely bands are by themselves makes no word stand out. Where a
+    vector tells no token from another, z is 0.
+    """
 
     promoted: Int[Tensor, "n k"]
     promoted_log_prob: Float[Tensor, "n k"]
     suppressed: Int[Tensor, "n k"]
     suppressed_log_prob: Float[Tensor, "n k"]
+    promoted_z: Float[Tensor, "n k"]
+    suppressed_z: Float[Tensor, "n k"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,14 @@ class Scored:
     def log_prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Of each row's token, which has to be in this piece."""
         return self.scores.gather(1, (token - self.low)[:, None])[:, 0] + self.offset
+
+    def spread(self) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Mean and standard deviation of each row's log-probabilities. It uses the scores up: their distances from the mean
+        are left.
+        """
+        mean = self.scores.mean(1, keepdim=True)
+        distance = torch.linalg.vector_norm(self.scores.sub_(mean), dim=1)
+        return mean[:, 0] + self.offset, distance / self.scores.shape[1] ** 0.5
 
     def before(self, log_prob: Float[Tensor, " n"], token: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         """How many of the piece's tokens come before each row's token, which has this log-probability."""
@@ -198,6 +217,16 @@ class ChunkedVocabulary(ABC):
     def products(self, h: Float[Tensor, "n d"], *, norm: bool) -> tuple[list[Product], Offsets]:
         """The same pieces, nothing of them multiplied yet."""
 
+    @property
+    def lows(self) -> list[int]:
+        """The first id of each piece."""
+        return [0]
+
+    @property
+    @abstractmethod
+    def clouds(self) -> list[Cloud] | None:
+        """One a product; None where scores are not linear in the inputs."""
+
     @abstractmethod
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
         """The scores that make each row's token likely, before any soft cap; the first one is in one softmax for all."""
@@ -228,32 +257,49 @@ class ChunkedVocabulary(ABC):
     def top(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Log-probabilities and ids of the k most likely tokens, most likely first, the smaller id among equals."""
         if can_tile(h.device, len(h) * self.size, k):
-            found = self.extremes(h, k, norm=norm)
-            return found.promoted_log_prob, found.promoted
+            ids, log_prob, *_ = self._kernel_ends(h, min(k, self.size), norm)
+            return log_prob, ids
         log_prob, ids = self._chunked(h, norm, lambda pieces, _: _top(pieces, min(k, self.size)))
         return log_prob, ids
 
     @torch.inference_mode()
     def extremes(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> Extremes:
-        """Both ends of the vocabulary, the smaller id first among equals."""
+        """Both ends of the vocabulary, the smaller id first among equals.
+
+        How far they stand out is told by the scores where these are held. Kernels hold none: then it is computed from where
+        the words lie, or, behind a soft cap, from scores that are made once more.
+        """
         k = min(k, self.size)
         if not can_tile(h.device, len(h) * self.size, k):
-            return Extremes(*self._sorted(h, k, norm))
+            found = self._chunked(h, norm, lambda pieces, _: (*_ends(pieces, k), *_spread(pieces)))
+        elif self.clouds is None:
+            found = (*self._kernel_ends(h, k, norm), *self._chunked(h, norm, lambda pieces, _: _spread(pieces)))
+        else:
+            found = self._kernel_ends(h, k, norm, self.clouds)
+        *ends, mean, deviation = found
+        z = [_standing_out(ids, log_prob, self.lows, mean, deviation) for ids, log_prob in (ends[:2], ends[2:])]
+        return Extremes(*ends, *z)
+
+    def _kernel_ends(
+        self, h: Float[Tensor, "n d"], k: int, norm: bool, clouds: list[Cloud] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Ids and log-probabilities of both ends; with clouds, each piece's mean and deviation too."""
         from ffmem.model.tiles import ends
 
         def tiled(products: list[Product], offsets: Offsets | None, _: slice) -> tuple[Tensor, ...]:
             found = ends(products, k, offsets)
             return found.ids[0], found.values[0], found.ids[1], found.values[1], found.normalisers, found.sure
 
-        return Extremes(*self._tiled(h, norm, k, tiled, lambda rows: self._sorted(h[rows.to(h.device)], k, norm)))
+        def beside(products: list[Product], offset: Tensor) -> tuple[Tensor, ...]:
+            return () if clouds is None else _cloud_spread(clouds, products, offset)
 
-    def _sorted(self, h: Float[Tensor, "n d"], k: int, norm: bool) -> tuple[Tensor, ...]:
-        def ends(pieces: list[Piece], _: slice) -> tuple[Tensor, ...]:
-            high, promoted = _top(pieces, k)
-            low, suppressed = _top(pieces, k, largest=False)
-            return promoted, high, suppressed, low
+        def read(pieces: list[Piece], _: slice) -> tuple[Tensor, ...]:
+            return _ends(pieces, k) if clouds is None else (*_ends(pieces, k), *_spread(pieces))
 
-        return self._chunked(h, norm, ends)
+        def plain(rows: Tensor) -> tuple[Tensor, ...]:
+            return self._chunked(h[rows.to(h.device)], norm, read)
+
+        return tuple(self._tiled(h, norm, k, tiled, plain, beside))
 
     def _tiled(
         self,
@@ -262,10 +308,12 @@ class ChunkedVocabulary(ABC):
         k: int,
         of: Callable[[list[Product], Offsets | None, slice], tuple[Tensor, ...]],
         plain: Callable[[Int[Tensor, " rows"]], tuple[Tensor, ...]],
+        beside: Callable[[list[Product], Float[Tensor, "n pieces"]], tuple[Tensor, ...]] = lambda *_: (),
     ) -> list[Tensor]:
         """What kernels find that look into few scores, in chunks of rows; rows that they are not sure of go the plain way.
 
-        Behind the columns that are wanted, `of` gives the normalisers and which rows are sure.
+        Behind the columns that are wanted, `of` gives the normalisers and which rows are sure; `beside` gives columns that
+        need no kernel, from the products and their offsets.
         """
         from ffmem.model.tiles import room
 
@@ -277,10 +325,10 @@ class ChunkedVocabulary(ABC):
             # With one piece its scores are compared, which its offset would round.
             compared = offsets if len(products) > 1 else None
             *found, normalisers, sure = of(products, compared, rows)
+            offset = offsets(normalisers)
             if compared is None:
-                offset = offsets(normalisers)
                 found = [one + offset.view(-1, *[1] * (one.ndim - 1)) if one.is_floating_point() else one for one in found]
-            parts.append((*found, sure))
+            parts.append((*found, *beside(products, offset), sure))
             del products
         *columns, sure = (torch.cat(column) for column in zip(*parts, strict=True))
         if len(unsure := (~sure).nonzero()[:, 0]):
@@ -350,6 +398,39 @@ def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
                 better = other > log_prob[rows]
                 log_prob[rows[better]], ids[rows[better]] = other[better], other_ids[better]
     return log_prob, ids
+
+
+def _ends(pieces: list[Piece], k: int) -> tuple[Tensor, ...]:
+    """Ids and log-probabilities of the k first and of the k last."""
+    high, promoted = _top(pieces, k)
+    low, suppressed = _top(pieces, k, largest=False)
+    return promoted, high, suppressed, low
+
+
+def _spread(pieces: list[Piece]) -> tuple[Tensor, ...]:
+    """Mean and standard deviation of the log-probabilities of each piece, read off its scores last: it uses them up."""
+    means, deviations = zip(*(piece.whole.spread() for piece in pieces), strict=True)
+    return torch.stack(means, 1), torch.stack(deviations, 1)
+
+
+def _cloud_spread(clouds: list[Cloud], products: list[Product], offset: Float[Tensor, "n pieces"]) -> tuple[Tensor, ...]:
+    """The same without scores."""
+    found = [cloud.spread(product.inputs) for cloud, product in zip(clouds, products, strict=True)]
+    means, deviations = zip(*found, strict=True)
+    return torch.stack(means, 1) + offset, torch.stack(deviations, 1)
+
+
+def _standing_out(
+    ids: Int[Tensor, "n k"],
+    log_prob: Float[Tensor, "n k"],
+    lows: list[int],
+    mean: Float[Tensor, "n pieces"],
+    deviation: Float[Tensor, "n pieces"],
+) -> Float[Tensor, "n k"]:
+    """How many deviations each token is from the mean of its piece."""
+    piece = torch.bucketize(ids, torch.tensor(lows, device=ids.device), right=True) - 1
+    mean, deviation = mean.gather(1, piece), deviation.gather(1, piece)
+    return ((log_prob - mean) / deviation).masked_fill(deviation <= FLAT * mean.abs(), 0)
 
 
 def _rows_at_a_time(device: torch.device, width: int) -> int:
@@ -441,6 +522,13 @@ class SoftmaxVocabulary(ChunkedVocabulary):
         plain = self.unembedding.bias is None and self.scale == 1 and self.softcap is None
         rows = self._rows(h, norm).contiguous()
         return [Product(0, rows, self.unembedding.weight, None if plain else self._finish)], torch.neg
+
+    @cached_property
+    def clouds(self) -> list[Cloud] | None:
+        if self.softcap is not None:
+            return None
+        with torch.inference_mode():
+            return [Cloud.of(self.unembedding.weight, self.unembedding.bias, self.scale)]
 
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
         if h.device.type == "cuda":

@@ -75,6 +75,28 @@ def test_extremes_are_both_ends_of_a_full_sort(case, rows):
     close(found.suppressed_log_prob, expected.gather(1, found.suppressed))
 
 
+@pytest.mark.parametrize("how", ["scores", "chunks", "clouds"])
+def test_how_far_a_word_stands_out_is_told_by_the_log_probabilities_of_its_band(case, how, monkeypatch):
+    vocabulary, h, expected = case
+    if how == "chunks":
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2 * VOCABULARY)
+    elif how == "clouds":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(module, "can_tile", lambda device, elements, k=1: True)
+    found = vocabulary.extremes(h, 25)
+    bands = [part.double() for part in expected.split([20, 40, 41], 1)]
+    z = torch.cat([(part - part.mean(1, keepdim=True)) / part.std(1, correction=0, keepdim=True) for part in bands], 1)
+    for of_ids, ids in ((found.promoted_z, found.promoted), (found.suppressed_z, found.suppressed)):
+        torch.testing.assert_close(of_ids.double(), z.gather(1, ids), rtol=1e-3, atol=1e-4)
+    assert torch.equal(torch.bucketize(found.promoted, torch.tensor([20, 60]), right=True).unique(), torch.arange(3))
+
+
+def test_a_vector_of_nothing_has_no_word_that_stands_out_though_bands_differ(case):
+    found = case[0].extremes(torch.zeros(1, 32), VOCABULARY)
+    assert found.promoted_log_prob[0, 0] > found.promoted_log_prob[0, -1] + 0.5
+    assert found.promoted_z.tolist() == [[0] * VOCABULARY]
+
+
 def test_a_rank_is_the_place_in_a_full_sort(case, rows):
     vocabulary, h, expected = case
     order = in_order(expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,17 @@ from torch import Tensor
 
 from ffmem.model.adaptive.bands import Band
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.vocabulary import ChunkedVocabulary, Offsets, Piece, Product, Readout, Scored, log_sum_exp, multiply
+from ffmem.model.spread import Cloud
+from ffmem.model.vocabulary import (
+    ChunkedVocabulary,
+    Offsets,
+    Piece,
+    Product,
+    Readout,
+    Scored,
+    log_sum_exp,
+    multiply,
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,15 @@ class AdaptiveVocabulary(ChunkedVocabulary):
             return torch.cat([-below, bands - below - normalisers[:, 1:]], dim=1)
 
         return found, offsets
+
+    @property
+    def lows(self) -> list[int]:
+        return [band.low for band in self.model.model.embed]
+
+    @cached_property
+    def clouds(self) -> list[Cloud]:
+        with torch.inference_mode():
+            return [Cloud.of(band.words.weight) for band in self.model.model.embed]
 
     @torch.inference_mode()
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
