@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index
+from ffmem.corpus import plan
 from ffmem.index import checkpoint
+from ffmem.index.folder import RunFolder
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
-from tests.index.reference import best_offers, coefficients_alone, offers_of
+from tests.index.reference import best_offers, coefficients_alone, content, offers_of
 from tests.tiny import VARIANTS, WORDS, silent_gpt2, some_sentences, tiny_model, word_tokenizer
 
 T = 4
@@ -222,6 +224,7 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
         ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
         ({"limit_tokens": 0}, "limit-tokens of at least 1"),
+        ({"max_record": "ten"}, "max-record of at least 100 bytes, such as 16MB, found 'ten'"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
     ],
 )
@@ -401,3 +404,25 @@ def test_a_tokenizer_without_bos_or_eos_starts_at_the_first_word(tmp_path):
     assert index.manifest["settings"]["bos"] is False
     with pytest.raises(FfmemError, match="neither a bos nor an eos"):
         build_index(model, ["the king ."], out=tmp_path / "other", bos="on", quiet=True)
+
+
+def test_a_run_that_a_large_record_stopped_goes_on_with_a_larger_limit(gpt2, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "CHUNK", 100)  # so that shards before the large record are read before it
+    text = tmp_path / "text.txt"
+    text.write_text("the king .\n" * 40 + "the river " * 200 + "\n" + "a queen .\n")
+    settings = {"shard_tokens": 50, "stats": "off", "quiet": True, "unit": "line"}
+    with pytest.raises(CorpusError, match=r"text.txt:41: expected a record of at most 1 kB"):
+        build_index(gpt2, text, out=tmp_path / "run", max_record="1kB", **settings)
+    assert checkpoint.kept(RunFolder(tmp_path / "run"))
+    build_index(gpt2, text, out=tmp_path / "run", max_record="3kB", **settings)
+    build_index(gpt2, text, out=tmp_path / "whole", max_record=3000, **settings)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_the_limit_on_records_changes_nothing_else(gpt2, text_file, tmp_path):
+    runs = [
+        build_index(gpt2, text_file, out=tmp_path / name, max_record=size, quiet=True).manifest
+        for name, size in (("one", 1000), ("two", "2MB"))
+    ]
+    assert [run["corpus"].pop("max_record") for run in runs] == [1000, 2_000_000]
+    assert runs[0] == runs[1]

@@ -100,6 +100,9 @@ def index(
     ] = "auto",
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     language: Annotated[str, typer.Option(help="The language whose sentences are split, as a code.")] = "en",
+    max_record: Annotated[
+        str, typer.Option(help="The largest record (a line of a file, a row) that is taken; a larger one is an error.")
+    ] = "10MB",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -128,10 +131,11 @@ def index(
 
     Stopped or killed, the same command continues where it was, with any number of workers: the run comes out the same.
     """
+    from ffmem.corpus.record import parse_size
     from ffmem.corpus.sources import open_source
     from ffmem.index.build import build_index
 
-    sources = [open_source(spec, column=column) for spec in corpus]
+    sources = [open_source(spec, column=column, max_record=parse_size(max_record)) for spec in corpus]
     note(quiet, f"loading {model}")
     announced: list[str] = []
 
@@ -156,6 +160,7 @@ def index(
             stats=stats,
             column=column,
             language=language,
+            max_record=max_record,
             workers=workers,
             devices=devices,
             engine=engine,
@@ -292,14 +297,16 @@ def experiments(
 
     Without `--eval` the examples are from the indexed text itself, and the results say so.
     """
-    from ffmem.corpus.sources import open_source
+    from ffmem.corpus.sources import open_source, reading_of
     from ffmem.experiments.run import run_experiments
     from ffmem.index.folder import RESULTS, RunFolder
+    from ffmem.index.reader import open_index
 
-    corpus = [open_source(name) for name in eval] if eval else None
+    index = open_index(run)
+    corpus = [open_source(name, **reading_of(index.manifest)) for name in eval] if eval else None
     note(quiet, "loading the run's model")
     results = run_experiments(
-        run,
+        index,
         names or [],
         model=model,
         eval=corpus,

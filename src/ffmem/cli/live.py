@@ -127,17 +127,19 @@ def causal(
     Prefixes of a held-out text whose coefficient is above the cell's quantile are compared with others of the same last
     token and about the same length; changes are of log-probabilities, with 95% intervals.
     """
-    from ffmem.corpus.sources import open_source
+    from ffmem.corpus.sources import open_source, reading_of
     from ffmem.index.folder import RESULTS, RunFolder
+    from ffmem.index.reader import open_index
     from ffmem.live.causal import causal as check
     from ffmem.live.causal import causal_lines
     from ffmem.live.edits import parse_cells
 
-    corpus = [open_source(name) for name in eval]
+    index = open_index(run)
+    corpus = [open_source(name, **reading_of(index.manifest)) for name in eval]
     wanted = [cell for name in cells for cell in parse_cells(name)]
     note(quiet, "loading the run's model")
     result = check(
-        run,
+        index,
         wanted,
         eval=corpus,
         model=model,

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from ffmem.corpus.files import POCKET
 from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import POCKET, open_source, open_sources
+from ffmem.corpus.sources import open_source, open_sources, reading_of
 from ffmem.corpus.tokens import Encoder, Sentence
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
@@ -79,7 +80,7 @@ def sample_examples(
         )
         drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
     else:
-        sources = open_sources(eval, column=settings["column"]) if eval is not None else _sources(index)
+        sources = open_sources(eval, **reading_of(index.manifest)) if eval is not None else _sources(index)
         origin = ", ".join(source.name for source in sources) + ("" if eval is not None else " (the indexed corpus itself)")
         limit = None if eval is not None else settings["limit_tokens"]
         unit = Unit.parse(settings["unit"])
@@ -112,7 +113,7 @@ def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) 
 
 
 def _sources(index: Index) -> list[Any]:
-    return [open_source(name, column=index.manifest["settings"]["column"]) for name in index.manifest["corpus"]["sources"]]
+    return [open_source(name, **reading_of(index.manifest)) for name in index.manifest["corpus"]["sources"]]
 
 
 def _kept(index: Index) -> list[Sentence] | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ffmem.corpus.plan import Corpus, Shard
+from ffmem.corpus.record import MAX_RECORD, parse_size
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -66,6 +67,7 @@ def build_index(
     stats: str = "auto",
     column: str = "text",
     language: str = "en",
+    max_record: int | str = MAX_RECORD,
     workers: int | None = None,
     devices: str | None = None,
     engine: str = "local",
@@ -79,7 +81,8 @@ def build_index(
 
     `model` is what `load_model` returns or takes (then `device`, `dtype` and so on may follow). `corpus` is a path, a
     list of `Path`s, a `hf:` name, a `Dataset` or an iterable of strings. The same call again continues a run that
-    was stopped, and opens one that is complete. `announce` is told what the run will take before it starts.
+    was stopped, and opens one that is complete. `announce` is told what the run will take before it starts. A record (a line
+    of a file, a row) of more than `max_record` bytes is an error; with a larger one a run that was stopped by it goes on.
 
     Several workers share the work, and the index is the same: `workers` processes (one a GPU where there are some, or one a
     share of them with a `device_map`), one for each of `devices` ("cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3"), or with
@@ -94,7 +97,8 @@ def build_index(
     if limit_tokens is not None and limit_tokens < 1:
         raise FfmemError(f"expected limit-tokens of at least 1, found {limit_tokens}")
     parsed = Unit.parse(unit)
-    sources = open_sources(corpus, column=column)
+    max_record = parse_size(max_record)
+    sources = open_sources(corpus, column=column, max_record=max_record)
     folder = RunFolder(out)
     folder.exists(MANIFEST)  # a place that cannot be reached is told of before the model is loaded
     with _crew(model, load, workers, devices, engine, address, quiet) as crew:
@@ -147,7 +151,8 @@ def build_index(
                 announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved["stats"] != "off"))
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
-                folder.write_manifest(manifest)
+            manifest["corpus"]["max_record"] = max_record  # it decides only whether the text can be read, so it may grow
+            folder.write_manifest(manifest)
             with reporting("indexing", quiet=quiet) as reporter:
                 run = _Run(folder, manifest, plan, reporter, tokens)
                 with ThreadPoolExecutor(1, "ffmem-tokens") as beside:

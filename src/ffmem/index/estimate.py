@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
+from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import OFTEN, Corpus
 from ffmem.corpus.sentences import Segmenter
-from ffmem.corpus.sources import TextFile, Texts
+from ffmem.corpus.sources import Texts
 from ffmem.index.histogram import BINS
 
 SAMPLE = 400

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import open_sources
+from ffmem.corpus.sources import open_sources, reading_of
 from ffmem.corpus.tokens import Encoder
 from ffmem.experiments.examples import SHARD_TOKENS
 from ffmem.experiments.observe import BATCH_TOKENS
@@ -187,7 +187,7 @@ def _corpus(index: Index, model: MemoryModel, eval: Any) -> Corpus:
     """The held-out text, cut as the run's was."""
     settings = index.manifest["settings"]
     encoder = Encoder(model.tokenizer, model.context - int(settings["bos"]))
-    sources = open_sources(eval, column=settings["column"])
+    sources = open_sources(eval, **reading_of(index.manifest))
     return Corpus(sources, encoder, Unit.parse(settings["unit"]), settings["language"], SHARD_TOKENS)
 
 
