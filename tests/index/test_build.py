@@ -1,6 +1,7 @@
 """The whole pass: against the definition, prefix by prefix, for every family; and a model whose answer is known."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,19 +52,23 @@ def test_every_family_gives_the_triggers_of_each_prefix_run_alone(variant, token
                 assert not view.negative_triggers
 
 
-@pytest.mark.parametrize("distinct", ["text", "sentence", "none"])
+@pytest.mark.parametrize("distinct", ["text", "sentence", "document", "none"])
 @pytest.mark.parametrize("bos", ["on", "off"])
 def test_modes_and_bos_as_the_spec_defines_them(distinct, bos, gpt2, tmp_path):
     sentences = some_sentences(30, seed=2, longest=6)
-    sentences += sentences[:5]  # repeated sentences count once, unless every prefix counts
+    sentences += sentences[:5]  # repeated sentences count once, unless every prefix or document counts
+    records = ["\n".join(sentences[at : at + 3]) for at in range(0, 35, 3)]
     index = build_index(
-        gpt2, sentences, out=tmp_path / "run", top=7, unit="line", distinct=distinct, bos=bos, shard_tokens=50, quiet=True
+        gpt2, records, out=tmp_path / "run", top=7, unit="line", distinct=distinct, bos=bos, shard_tokens=50, quiet=True
     )
     ids = ids_of(gpt2.tokenizer, sentences)
     alone = coefficients_alone(gpt2, ids, bos=bos == "on")
     for layer, cell in ((1, 0), (1, 77), (2, 5), (3, 127)):
         view = index[f"L{layer}D{cell}"]
-        assert_same_triggers(view.triggers, offers_of(alone, ids, layer, cell, 1), 7, distinct, 1)
+        offers = [replace(offer, document=offer.sentence // 3) for offer in offers_of(alone, ids, layer, cell, 1)]
+        assert_same_triggers(view.triggers, offers, 7, distinct, 1)
+        if distinct == "document":
+            assert len({trigger.sentence // 3 for trigger in view.triggers}) == 7
     assert index.counts["sentences"] == 35
 
 
@@ -215,7 +220,7 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
     [
         ({"top": 0}, "top from 1"),
         ({"unit": "page"}, "unit sentence, line or window:N"),
-        ({"distinct": "word"}, "distinct text, sentence or none"),
+        ({"distinct": "word"}, "distinct text, sentence, document or none"),
         ({"layers": "9"}, "layers from 1 to 3, found layer 9"),
         ({"stats": "some"}, "stats auto, full, sample or off"),
         ({"negative": "yes"}, "negative auto, on or off"),

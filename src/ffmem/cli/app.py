@@ -74,7 +74,7 @@ def index(
         str,
         typer.Option(
             help="`text`: a sentence offers its best prefix, and equal prefixes count once. `sentence`: its best prefix, "
-            "as in the paper's code. `none`: every prefix counts."
+            "as in the paper's code. `document`: an article, or a record, offers its best. `none`: every prefix counts."
         ),
     ] = "text",
     layers: Annotated[str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all")] = None,

@@ -42,6 +42,8 @@ class TextFile:
     """What it is called where that is not its path."""
     max_record: int = MAX_RECORD
     """Bytes of a line, at most."""
+    articles: int = 0
+    """Titles of articles, in WikiText's layout, up to the line that was read last."""
 
     @property
     def name(self) -> str:
@@ -85,7 +87,9 @@ class TextFile:
             raise CorpusError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
+        self.articles = 0
         for _, line in self.lines():
+            self.articles += is_title(line)
             if not line or line.isspace():
                 skipped["blank lines"] += 1
             elif not self.headings and is_heading(line):
@@ -206,6 +210,15 @@ def is_heading(line: str) -> bool:
     before = next((at for at, word in enumerate(words) if word != "="), len(words))
     behind = next((at for at, word in enumerate(reversed(words)) if word != "="), len(words))
     return before == behind < len(words)
+
+
+def is_title(line: str) -> bool:
+    """Whether a line is a heading of the first level, with which an article of WikiText begins.
+
+    >>> is_title(" = Norway = "), is_title(" = = History = = ")
+    (True, False)
+    """
+    return is_heading(line) and not line.lstrip().startswith("= =")
 
 
 def _unpacked(handle: BinaryIO, suffix: str) -> Any:

@@ -292,6 +292,18 @@ def prefix_keys(ids: Int[np.ndarray, "batch pos"]) -> Int[np.ndarray, "batch pos
     return np.stack([_mix(lane) for lane in lanes], axis=-1).view(np.int64).reshape(batch, pos, 2)
 
 
+def document_keys(documents: Int[np.ndarray, " batch"], pos: int) -> Int[np.ndarray, "batch pos 2"]:
+    """The same 128-bit hash for every prefix of every row of a document, by its number.
+
+    >>> a, b, c = document_keys(np.array([7, 7, 8]), 5)
+    >>> bool((a == b).all()), bool((a == a[0]).all()), bool((a == c).any())
+    (True, True, False)
+    """
+    words = documents.astype(np.uint64)
+    keys = np.stack([_mix(_mix(words + salt)) for salt in (_SALT, ~_SALT)], axis=-1).view(np.int64)
+    return np.repeat(keys[:, None], pos, axis=1)
+
+
 _SALT = np.uint64(0x9E3779B97F4A7C15)
 
 
