@@ -229,6 +229,7 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
         ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
         ({"limit_tokens": 0}, "limit-tokens of at least 1"),
+        ({"wikitext": "drop"}, "wikitext auto, keep or plain, found 'drop'"),
         ({"max_record": "ten"}, "max-record of at least 100 bytes, such as 16MB, found 'ten'"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
     ],
@@ -431,3 +432,63 @@ def test_the_limit_on_records_changes_nothing_else(gpt2, text_file, tmp_path):
     ]
     assert [run["corpus"].pop("max_record") for run in runs] == [1000, 2_000_000]
     assert runs[0] == runs[1]
+
+
+MARKED = " = Rivers = \n The king @-@ sea , a <unk> <unk> , was old . \n The queen 's army ( a river ) left . \n" * 3
+
+
+def texts_of(index):
+    return sorted(set(index.table("sentences").column("text").to_pylist()))
+
+
+def test_wikitext_marks_are_turned_back_unless_the_model_was_trained_on_them(gpt2, tokenizer, tmp_path, capsys):
+    text = tmp_path / "wiki.txt"
+    text.write_text(MARKED, "utf-8")
+    plain = ["The king-sea, a … …, was old.", "The queen's army (a river) left."]
+    kept = ["The king @-@ sea , a <unk> <unk> , was old .", "The queen 's army ( a river ) left ."]
+    paper = load_model(tiny_model("adaptive_lm"), tokenizer=tokenizer)
+    for name, model, wikitext, found in [
+        ("auto", gpt2, "auto", plain),
+        ("keep", gpt2, "keep", kept),
+        ("paper", paper, "auto", kept),
+        ("paper-plain", paper, "plain", plain),
+    ]:
+        index = build_index(model, text, out=tmp_path / name, wikitext=wikitext, top=60, distinct="none")
+        assert texts_of(index) == found
+        assert index.manifest["settings"]["wikitext"] == ("plain" if found == plain else "keep")
+        unknown = index.manifest["skipped"].pop("unknown words (<unk>) replaced by …", 0)
+        assert unknown == (6 if found == plain else 0)
+        assert index.manifest["skipped"] == {"headings": 3}
+        told = "the text has WikiText's marks: turned back to plain text (--wikitext keep to leave them)"
+        assert (told in capsys.readouterr().err) == (name == "auto")
+    assert len({open_index(tmp_path / name).manifest["corpus"]["hash"] for name in ("auto", "keep")}) == 1
+
+
+def test_text_without_wikitext_marks_and_text_that_comes_once_are_left_as_they_are(gpt2, tmp_path):
+    once = build_index(gpt2, iter(MARKED.splitlines()), out=tmp_path / "once", quiet=True)
+    assert once.manifest["settings"]["wikitext"] == "keep"
+    without = build_index(gpt2, [MARKED.replace("@-@", ",")], out=tmp_path / "without", quiet=True)
+    assert without.manifest["settings"]["wikitext"] == "keep"
+    assert any(" , a <unk>" in text for text in texts_of(without))
+
+
+def test_what_became_of_wikitext_marks_is_settled_once(gpt2, tmp_path, monkeypatch):
+    text = tmp_path / "wiki.txt"
+    text.write_text(MARKED * 20, "utf-8")
+    settings = {"shard_tokens": 50, "quiet": True}
+    whole = build_index(gpt2, text, out=tmp_path / "whole", **settings)
+    save = checkpoint.save
+
+    def dying(folder, worker, covered, *rest):
+        save(folder, worker, covered, *rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(gpt2, text, out=tmp_path / "run", **settings)
+    with pytest.raises(RunError, match="made with wikitext plain, now it is keep"):
+        build_index(gpt2, text, out=tmp_path / "run", wikitext="keep", **settings)
+    build_index(gpt2, text, out=tmp_path / "run", wikitext="plain", **settings)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert build_index(gpt2, text, out=tmp_path / "whole", **settings).manifest == whole.manifest

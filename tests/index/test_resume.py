@@ -12,7 +12,7 @@ import pytest
 from ffmem import build_index
 from ffmem.corpus import plan
 from ffmem.corpus.feeder import can_feed
-from ffmem.corpus.files import is_heading
+from ffmem.corpus.wikitext import is_heading
 from ffmem.index import checkpoint
 from ffmem.words import CorpusError, RunError
 from tests.index.reference import SETTINGS, content

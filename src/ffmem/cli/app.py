@@ -100,6 +100,13 @@ def index(
     ] = "auto",
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     language: Annotated[str, typer.Option(help="The language whose sentences are split, as a code.")] = "en",
+    wikitext: Annotated[
+        str,
+        typer.Option(
+            help="Text with WikiText's marks (`@-@`, ` ,`): `plain` turns it back to plain text, `keep` leaves it, `auto` "
+            "leaves it to the paper's own models."
+        ),
+    ] = "auto",
     max_record: Annotated[
         str, typer.Option(help="The largest record (a line of a file, a row) that is taken; a larger one is an error.")
     ] = "10MB",
@@ -160,6 +167,7 @@ def index(
             stats=stats,
             column=column,
             language=language,
+            wikitext=wikitext,
             max_record=max_record,
             workers=workers,
             devices=devices,

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ffmem.corpus.record import MAX_RECORD, listed, text_of, too_large
+from ffmem.corpus.wikitext import is_heading, is_title
 from ffmem.text import visible
 from ffmem.words import CorpusError
 
@@ -195,30 +196,6 @@ def _rewritten(path: Path) -> CorpusError:
 def _shown(raw: bytes) -> str:
     """The beginning of a line that is too long."""
     return repr(raw[:40].decode("utf-8", "replace"))
-
-
-def is_heading(line: str) -> bool:
-    """Whether a line is a WikiText heading: as many lone equals signs behind a title as before it.
-
-    >>> is_heading(" = = Early life = = "), is_heading("a = b"), is_heading("= = =")
-    (True, False, False)
-    """
-    stripped = line.strip()
-    if not (stripped.startswith("= ") and stripped.endswith(" =")):
-        return False
-    words = stripped.split()
-    before = next((at for at, word in enumerate(words) if word != "="), len(words))
-    behind = next((at for at, word in enumerate(reversed(words)) if word != "="), len(words))
-    return before == behind < len(words)
-
-
-def is_title(line: str) -> bool:
-    """Whether a line is a heading of the first level, with which an article of WikiText begins.
-
-    >>> is_title(" = Norway = "), is_title(" = = History = = ")
-    (True, False)
-    """
-    return is_heading(line) and not line.lstrip().startswith("= =")
 
 
 def _unpacked(handle: BinaryIO, suffix: str) -> Any:

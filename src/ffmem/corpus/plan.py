@@ -21,6 +21,7 @@ from ffmem.corpus.files import TextFile
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, Texts
 from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, document_keys, prefix_keys
+from ffmem.corpus.wikitext import ELLIPSIS, UNKNOWN, shows_marks
 from ffmem.corpus.workers import shared
 from ffmem.words import CorpusError
 
@@ -176,6 +177,8 @@ class Corpus:
     language: str
     shard_tokens: int
     limit_tokens: int | None = None
+    plain: bool = False
+    """Whether WikiText's marks are turned back to plain text; hashes are of the text before."""
     workers: int = 1
     """Processes that segment and tokenize; the plan is the same for any number."""
     pool: ProcessPoolExecutor | None = field(default=None, repr=False)
@@ -197,7 +200,7 @@ class Corpus:
     @property
     def tools(self) -> tuple[Segmenter, Encoder]:
         """What `cut_records` needs."""
-        return Segmenter(self.unit, self.language), self.encoder
+        return Segmenter(self.unit, self.language, plain=self.plain), self.encoder
 
     def shards(self, done: Mapping[int, Span] | None = None, stopped: threading.Event | None = None) -> Iterator[Shard]:
         """The shards that are not done yet, in order.
@@ -290,6 +293,8 @@ class Corpus:
                 number += 1
                 before, article = article, source.articles if isinstance(source, TextFile) else 0
                 document = document if article and article == before else number
+                if self.plain and (unknown := text.count(UNKNOWN)):
+                    skipped[f"unknown words ({UNKNOWN}) replaced by {ELLIPSIS}"] += unknown
                 digest = hashlib.sha256(digest + text.encode("utf-8", "surrogatepass")).digest()
                 if skipped != seen:
                     seen = dict(sorted(skipped.items()))
@@ -330,6 +335,12 @@ class Corpus:
         for _, mark in islice(self._records({}, Counter()), records):
             digest = mark.digest
         return digest.hex()
+
+    def shows_marks(self) -> bool:
+        """Whether it begins with text that has WikiText's marks; one that can be read only once is not looked at."""
+        if not all(map(_can_be_read_again, self.sources)):
+            return False
+        return shows_marks(text for text, _ in self._records({}, Counter()))
 
     def _fraction(self, at: int) -> float | None:
         """The share of the sources read, inside source `at`: by bytes where all have a size."""

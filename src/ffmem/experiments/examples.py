@@ -80,15 +80,27 @@ def sample_examples(
         )
         drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
     else:
-        sources = open_sources(eval, **reading_of(index.manifest)) if eval is not None else _sources(index)
-        origin = ", ".join(source.name for source in sources) + ("" if eval is not None else " (the indexed corpus itself)")
-        limit = None if eval is not None else settings["limit_tokens"]
-        unit = Unit.parse(settings["unit"])
-        corpus = Corpus(sources, encoder, unit, settings["language"], SHARD_TOKENS, limit)
+        corpus = corpus_like(index, encoder, eval)
+        names = ", ".join(source.name for source in corpus.sources)
+        origin = names + ("" if eval is not None else " (the indexed corpus itself)")
         drawn = _draw(corpus, count, chance, quiet)
     if not drawn:
         raise CorpusError(f"expected sentences to draw examples from, found none in {origin}")
     return Examples([_example(sentence, chance) for sentence in encoder.with_ends(drawn)], origin, count)
+
+
+def corpus_like(index: Index, encoder: Encoder, eval: Any = None) -> Corpus:
+    """A text read and cut as the run's was: `eval`, or the run's own where none is given."""
+    settings = index.manifest["settings"]
+    return Corpus(
+        open_sources(eval, **reading_of(index.manifest)) if eval is not None else _sources(index),
+        encoder,
+        Unit.parse(settings["unit"]),
+        settings["language"],
+        SHARD_TOKENS,
+        limit_tokens=None if eval is not None else settings["limit_tokens"],
+        plain=settings.get("wikitext") == "plain",
+    )
 
 
 def _example(sentence: Sentence, chance: np.random.Generator) -> Example:

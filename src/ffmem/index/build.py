@@ -26,7 +26,7 @@ from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, MANIFEST, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
-from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
+from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve, resolve_wikitext
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
     SENTENCE_SCHEMA,
@@ -48,6 +48,7 @@ from ffmem.progress import Reporter, reporting
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError, parse_layers
 
 ENGINES = ("local", "ray")
+_TURNED_BACK = "the text has WikiText's marks: turned back to plain text (--wikitext keep to leave them)"
 
 
 def build_index(
@@ -67,6 +68,7 @@ def build_index(
     stats: str = "auto",
     column: str = "text",
     language: str = "en",
+    wikitext: str = "auto",
     max_record: int | str = MAX_RECORD,
     workers: int | None = None,
     devices: str | None = None,
@@ -92,6 +94,7 @@ def build_index(
     _choice("negative", negative, ("auto", "on", "off"))
     _choice("stats", stats, ("auto", "full", "sample", "off"))
     _choice("engine", engine, ENGINES)
+    _choice("wikitext", wikitext, ("auto", "keep", "plain"))
     if not isinstance(top, int) or not 1 <= top <= 10_000:
         raise FfmemError(f"expected top from 1 to 10,000, found {top!r}")
     if limit_tokens is not None and limit_tokens < 1:
@@ -118,6 +121,7 @@ def build_index(
             "stats": stats,
             "language": language,
             "column": column,
+            "wikitext": wikitext,
         }
         context = min(facts["context"] - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
         if parsed.tokens > context:
@@ -140,9 +144,14 @@ def build_index(
                 return index
             about = cache(partial(estimate_tokens, plan))
             if manifest is None:
+                wanted["wikitext"] = resolve_wikitext(wikitext, plan, subject)
+                plan.plain = wanted["wikitext"] == "plain"
+                if plan.plain and wikitext == "auto" and not quiet:
+                    print(f"ffmem: {_TURNED_BACK}", file=sys.stderr, flush=True)
                 resolved = resolve(wanted, about, subject)
             else:
                 resolved = agree(folder.path, manifest, wanted, subject, plan)
+                plan.plain = resolved["wikitext"] == "plain"
             plan.shard_tokens = resolved["shard_tokens"]
             tokens = None if quiet and not announce else about()
             if announce:

@@ -76,6 +76,13 @@ def auto_batch_tokens(subject: Subject) -> int:
     return min(most, BATCH_TOKENS.get(subject.facts["device"], BATCH_TOKENS["cpu"]))
 
 
+def resolve_wikitext(wikitext: str, plan: Corpus, subject: Subject) -> str:
+    """What becomes of WikiText's marks, where that is to be found out: the paper's own models have read them."""
+    if wikitext != "auto":
+        return wikitext
+    return "plain" if subject.facts["family"] != "adaptive_lm" and plan.shows_marks() else "keep"
+
+
 def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Subject) -> dict[str, Any]:
     """Settings with every `auto` decided, once, when the run is created; `about` estimates the tokens of the corpus."""
     kind = subject.facts["device"]

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from ffmem.corpus.files import is_heading
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source
+from ffmem.corpus.wikitext import is_heading
 from ffmem.corpus.workers import cores, shared
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
 from ffmem.progress import Reporter
