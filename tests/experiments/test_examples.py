@@ -155,3 +155,13 @@ def test_the_commands_open_another_text_as_the_run_s_was(made, tmp_path, monkeyp
         with pytest.raises(SystemExit):
             main([verb[0], str(tmp_path / "run"), *verb[1:], "--eval", str(rows), "-q"])
     assert opened == [("body", tmp_path / "run")] * 2
+
+
+def test_examples_of_a_sample_s_run_are_from_the_sample(made, tmp_path):
+    model, _, text = made("gpt2")
+    index = build_index(model, text, out=tmp_path / "run", unit="line", sample=6, seed=2, quiet=True)
+    kept = set(index.table("sentences").column("text").to_pylist())
+    assert len(kept) == 6
+    examples = drawn(model, index, count=1000)
+    assert len(examples) == 6
+    assert all(any(text.startswith(example.text) for text in kept) for example in examples.examples)

@@ -8,6 +8,7 @@ import torch
 
 from ffmem import build_index, load_model, open_index
 from ffmem.corpus import plan
+from ffmem.corpus.sample import sample_of
 from ffmem.index import checkpoint
 from ffmem.index.folder import RunFolder
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
@@ -229,6 +230,8 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
         ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
         ({"limit_tokens": 0}, "limit-tokens of at least 1"),
+        ({"sample": 0}, "sample of at least 1 record, found 0"),
+        ({"sample": 1, "seed": -1}, "seed from 0 to"),
         ({"wikitext": "drop"}, "wikitext auto, keep or plain, found 'drop'"),
         ({"max_record": "ten"}, "max-record of at least 100 bytes, such as 16MB, found 'ten'"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
@@ -492,3 +495,43 @@ def test_what_became_of_wikitext_marks_is_settled_once(gpt2, tmp_path, monkeypat
     build_index(gpt2, text, out=tmp_path / "run", wikitext="plain", **settings)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
     assert build_index(gpt2, text, out=tmp_path / "whole", **settings).manifest == whole.manifest
+
+
+def test_a_run_of_a_sample_is_that_of_its_records_alone_and_is_continued(gpt2, tmp_path, monkeypatch, capsys):
+    lines = [sentence for sentence in some_sentences(120, seed=8) if sentence.strip()]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(lines), "utf-8")
+    settings = {"shard_tokens": 60, "batch_tokens": 64, "stats": "full", "unit": "line"}
+    whole = build_index(gpt2, text, out=tmp_path / "whole", sample=40, seed=5, **settings)
+    manifest = whole.manifest
+    assert (manifest["settings"]["sample"], manifest["settings"]["seed"]) == (40, 5)
+    assert manifest["corpus"]["records"] == len(lines)
+    assert manifest["counts"]["records"] == 40
+    assert manifest["skipped"] == {"records outside the sample": len(lines) - 40}
+    drawn = [lines[number - 1] for number in sample_of(manifest).numbers]
+    build_index(gpt2, drawn, out=tmp_path / "alone", quiet=True, **settings)
+    for name in manifest["files"]:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    save = checkpoint.save
+
+    def dying(folder, worker, covered, *rest):
+        save(folder, worker, covered, *rest)
+        if len(covered) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)
+        patch.setattr(plan.Corpus, "count", None)  # counted once only
+        with pytest.raises(RunError, match="made with seed 5, now it is 6"):
+            build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=6, **settings)
+        with pytest.raises(RunError, match="made with sample 40, now it is None"):
+            build_index(gpt2, text, out=tmp_path / "run", **settings)
+        patch.setattr(checkpoint, "save", save)
+        build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)
+        build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)  # opens it
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert "the sample is all of them" not in capsys.readouterr().err
+    build_index(gpt2, text, out=tmp_path / "all", sample=1000, **settings)
+    assert f"the text has {len(lines)} records: the sample is all of them" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -18,6 +18,7 @@ from jaxtyping import Int
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.feeder import Feeder, can_feed
 from ffmem.corpus.files import TextFile
+from ffmem.corpus.sample import Sample
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, Texts
 from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, document_keys, prefix_keys
@@ -83,7 +84,7 @@ class Shard:
     """The corpus before this shard."""
     sentences: Sentences
     documents: Int[np.ndarray, " sentences"]
-    """Of each sentence the document it is in, by the number of the document's first record, from 1."""
+    """Of each sentence the document it is in, by the number of the document's first record in the whole corpus."""
     after: Progress
     """The corpus behind it."""
     fraction: float | None
@@ -177,6 +178,8 @@ class Corpus:
     language: str
     shard_tokens: int
     limit_tokens: int | None = None
+    sample: Sample | None = None
+    """The records that are read, where not all are; they are numbered among themselves."""
     plain: bool = False
     """Whether WikiText's marks are turned back to plain text; hashes are of the text before."""
     workers: int = 1
@@ -281,7 +284,8 @@ class Corpus:
     ) -> Iterator[tuple[str, _Mark]]:
         """The records of shards that are not done; the others are compared by their hash. Ends early once `stopped`."""
         spans = sorted(done.values(), key=lambda span: span.after.records)
-        digest, number, document = b"", 0, 0
+        digest, read, number, document = b"", 0, 0, 0
+        numbers = None if self.sample is None else self.sample.numbers
         seen: dict[str, int] = {}
         fraction: float | None = None
         ended: Span | None = None
@@ -290,9 +294,13 @@ class Corpus:
             for text in source.records(skipped):
                 if stopped is not None and stopped.is_set():
                     return
-                number += 1
+                read += 1
                 before, article = article, source.articles if isinstance(source, TextFile) else 0
-                document = document if article and article == before else number
+                document = document if article and article == before else read
+                if numbers is not None and (number == len(numbers) or read != numbers[number]):
+                    skipped["records outside the sample"] += 1
+                    continue
+                number += 1
                 if self.plain and (unknown := text.count(UNKNOWN)):
                     skipped[f"unknown words ({UNKNOWN}) replaced by {ELLIPSIS}"] += unknown
                 digest = hashlib.sha256(digest + text.encode("utf-8", "surrogatepass")).digest()
@@ -311,6 +319,11 @@ class Corpus:
                     if span.last and self.limit_tokens is not None:
                         return
                     ended = span if span.last else None
+        if self.sample is not None and read != self.sample.records:
+            raise CorpusError(
+                f"the corpus had {self.sample.records:,} records when a sample was drawn, now it has {read:,}: restore it, "
+                "or start over with --overwrite"
+            )
         if spans and not (spans[0].last and number == spans[0].after.records):
             raise _changed(spans[0].after)
 
@@ -335,6 +348,18 @@ class Corpus:
         for _, mark in islice(self._records({}, Counter()), records):
             digest = mark.digest
         return digest.hex()
+
+    def count(self, told: Callable[[float | None, str], None]) -> int:
+        """The number of its records, read without segmenting or tokenizing them; `told` how far that is now and then."""
+        if not all(map(_can_be_read_again, self.sources)):
+            raise CorpusError("a sample is drawn from a text that can be read twice: give a file or a list, not an iterator")
+        number = 0
+        for at, source in enumerate(self.sources):
+            for _ in source.records(Counter()):
+                number += 1
+                if number % OFTEN == 0:
+                    told(self._fraction(at), f"{number:,} records")
+        return number
 
     def shows_marks(self) -> bool:
         """Whether it begins with text that has WikiText's marks; one that can be read only once is not looked at."""

@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from ffmem.corpus.files import POCKET
 from ffmem.corpus.plan import Corpus, padded, plan_batches
+from ffmem.corpus.sample import sample_of
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_source, open_sources, reading_of
 from ffmem.corpus.tokens import Encoder, Sentence
@@ -99,6 +100,7 @@ def corpus_like(index: Index, encoder: Encoder, eval: Any = None) -> Corpus:
         settings["language"],
         SHARD_TOKENS,
         limit_tokens=None if eval is not None else settings["limit_tokens"],
+        sample=None if eval is not None else sample_of(index.manifest),
         plain=settings.get("wikitext") == "plain",
     )
 

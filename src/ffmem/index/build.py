@@ -16,6 +16,7 @@ import torch
 
 from ffmem.corpus.plan import Corpus, Shard
 from ffmem.corpus.record import MAX_RECORD, parse_size
+from ffmem.corpus.sample import Sample, sample_of
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -61,6 +62,8 @@ def build_index(
     distinct: str = "text",
     layers: Any = None,
     limit_tokens: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
     batch_tokens: int | str = "auto",
     shard_tokens: int | str = "auto",
     bos: str = "auto",
@@ -99,6 +102,10 @@ def build_index(
         raise FfmemError(f"expected top from 1 to 10,000, found {top!r}")
     if limit_tokens is not None and limit_tokens < 1:
         raise FfmemError(f"expected limit-tokens of at least 1, found {limit_tokens}")
+    if sample is not None and sample < 1:
+        raise FfmemError(f"expected a sample of at least 1 record, found {sample}")
+    if not 0 <= seed < 1 << 63:
+        raise FfmemError(f"expected a seed from 0 to 2^63 - 1, found {seed}")
     parsed = Unit.parse(unit)
     max_record = parse_size(max_record)
     sources = open_sources(corpus, column=column, max_record=max_record)
@@ -114,6 +121,8 @@ def build_index(
             "distinct": distinct,
             "layers": parse_layers(layers, facts["layers"]),
             "limit_tokens": limit_tokens,
+            "sample": sample,
+            "seed": None if sample is None else seed,
             "batch_tokens": _count("batch-tokens", batch_tokens),
             "shard_tokens": _count("shard-tokens", shard_tokens),
             "bos": check_bos(bos, facts["bos"], subject.name),
@@ -148,9 +157,12 @@ def build_index(
                 plan.plain = wanted["wikitext"] == "plain"
                 if plan.plain and wikitext == "auto" and not quiet:
                     print(f"ffmem: {_TURNED_BACK}", file=sys.stderr, flush=True)
+                if sample is not None:
+                    plan.sample = _drawn(plan, sample, seed, quiet)
                 resolved = resolve(wanted, about, subject)
             else:
                 resolved = agree(folder.path, manifest, wanted, subject, plan)
+                plan.sample = sample_of(manifest)
                 plan.plain = resolved["wikitext"] == "plain"
             plan.shard_tokens = resolved["shard_tokens"]
             tokens = None if quiet and not announce else about()
@@ -215,6 +227,15 @@ def _crew(
             yield crew
 
 
+def _drawn(plan: Corpus, size: int, seed: int, quiet: bool) -> Sample:
+    """A sample of the corpus, all of which is read once for it."""
+    with reporting("counting records", quiet=quiet) as reporter:
+        found = Sample(size, seed, plan.count(reporter.update))
+    if found.records <= size and not quiet:
+        print(f"ffmem: the text has {found.records:,} records: the sample is all of them", file=sys.stderr, flush=True)
+    return found
+
+
 def _worth_keeping(folder: RunFolder) -> bool:
     """Whether a run has anything to lose: it is complete, or a shard of it is."""
     manifest = folder.manifest()
@@ -235,6 +256,7 @@ def _opened(
 ) -> Index:
     """A complete run, if it is of this model, corpus and settings."""
     plan.shard_tokens = agree(folder.path, manifest, wanted, subject, plan)["shard_tokens"]
+    plan.sample = sample_of(manifest)
     check_same_corpus(folder.path, manifest, plan)
     return open_index(folder.path, model=model)
 

@@ -43,6 +43,8 @@ def estimate_tokens(corpus: Corpus) -> int | None:
     for texts in lists:
         tokens, share = _begin(corpus, texts)
         total += tokens / max(share, 1e-9)
+    if corpus.sample is not None:
+        total *= min(1.0, corpus.sample.size / max(1, corpus.sample.records))
     limit = corpus.limit_tokens
     return round(total) if limit is None else min(limit, round(total))
 

@@ -107,7 +107,8 @@ def new_manifest(subject: Subject, plan: Corpus, settings: dict[str, Any]) -> di
         "ffmem": ffmem.__version__,
         "model": subject.facts,
         "tokenizer": {"hash": subject.tokenizer_hash},
-        "corpus": {"sources": [source.name for source in plan.sources]},
+        "corpus": {"sources": [source.name for source in plan.sources]}
+        | ({"records": plan.sample.records} if plan.sample else {}),
         "settings": settings,
         "settings_hash": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
         "environment": subject.environment,
