@@ -77,7 +77,7 @@ def timed(point: Point) -> Point:
     """The pass of a point, by the clock."""
     import torch
 
-    from ffmem.corpus.sources import TextFile
+    from ffmem.corpus.files import TextFile
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -30,9 +30,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import ffmem
+from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import Batch, Corpus
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import TextFile
 from ffmem.corpus.tokens import Encoder
 from ffmem.index.collect import LayerCollector, read_batch
 from ffmem.model.memories import MemoryModel

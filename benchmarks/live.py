@@ -19,7 +19,7 @@ import torch
 
 import ffmem
 from benchmarks.index import processor
-from ffmem.corpus.sources import Pocket
+from ffmem.corpus.files import Pocket
 from ffmem.corpus.workers import cores
 from ffmem.live.capture import capture
 

@@ -12,7 +12,8 @@ import pytest
 
 from ffmem.corpus import plan
 from ffmem.corpus.feeder import Feeder, can_feed
-from ffmem.corpus.sources import TextFile, Texts
+from ffmem.corpus.files import TextFile
+from ffmem.corpus.sources import Texts
 from ffmem.words import CorpusError
 from tests.tiny import some_text
 

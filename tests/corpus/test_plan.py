@@ -1,3 +1,4 @@
+import json
 import threading
 import time
 from collections import Counter
@@ -176,6 +177,67 @@ def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, notice
     else:
         assert next(resumed).first == 2
         resumed.close()
+
+
+def documents_of(shards):
+    return [document for shard in shards for document in shard.documents.tolist()]
+
+
+ARTICLES = (
+    " = One = \nriver\nriver river\n = = Part = = \nriver\n\n"
+    " = Two = \nriver\n = Empty = \n = Three = \nriver river\nriver\n"
+)
+
+
+def test_a_document_is_an_article_and_elsewhere_a_record(corpus_of, file):
+    assert documents_of(corpus_of(file("a.txt", b"river\nriver\n\nriver")).shards()) == [1, 2, 3]
+    assert documents_of(corpus_of(file("b.txt", ARTICLES.encode())).shards()) == [1, 1, 1, 4, 5, 5]
+    assert documents_of(corpus_of(file("c.txt", b"river\nriver\n" + ARTICLES.encode())).shards()) == [1, 2, 3, 3, 3, 6, 7, 7]
+    rows = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in ("river\nriver", " = One = \nriver", "river"))
+    assert documents_of(corpus_of(file("d.jsonl", rows)).shards()) == [1, 1, 2, 2, 3]
+    assert documents_of(corpus_of(["river\nriver", "river"]).shards()) == [1, 1, 2]
+    assert documents_of(corpus_of([]).shards()) == []
+
+
+def test_an_article_ends_with_its_file(corpus_of, file):
+    first, second = file("a.txt", b" = One = \nriver\nriver"), file("b.txt", b"river\n = Two = \nriver\nriver")
+    assert documents_of(corpus_of([first, second]).shards()) == [1, 1, 3, 4, 4]
+    assert documents_of(corpus_of([second, first]).shards()) == [1, 2, 2, 4, 4]
+
+
+@given(
+    shard_tokens=st.integers(1, 12), limit=st.one_of(st.none(), st.integers(1, 12)), chunk=st.integers(1, 60), data=st.data()
+)
+def test_documents_are_the_same_however_the_text_is_cut_and_whatever_is_done(corpus_of, tmp_path_factory, **drawn):
+    path = tmp_path_factory.getbasetemp() / "articles.txt"
+    path.write_text("river\n" + ARTICLES * 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "CHUNK", drawn["chunk"])
+        corpus = corpus_of(path, shard_tokens=drawn["shard_tokens"], limit_tokens=drawn["limit"])
+        shards = list(corpus.shards())
+        whole = documents_of(corpus_of(path).shards())
+        found = documents_of(shards)
+        assert found == whole[: len(found)]
+        assert len(found) == shards[-1].after.sentences
+        done = drawn["data"].draw(st.sets(st.sampled_from(range(len(shards)))))
+        left = list(corpus.shards(spans(shards[number] for number in done)))
+    assert {shard.number: shard.documents.tolist() for shard in left} == {
+        shard.number: shard.documents.tolist() for shard in shards if shard.number not in done
+    }
+
+
+def test_the_keys_of_a_batch_are_of_documents_where_that_is_asked(corpus_of, file):
+    [shard] = corpus_of(file("b.txt", ARTICLES.encode())).shards()
+    for bos in (None, 7):
+        keys = {}
+        for batch in shard.batches(4, bos, by_document=True):
+            assert batch.keys.shape == (len(batch.ids), batch.ids.shape[1] - batch.start, 2)
+            for sentence, rows in zip(batch.sentences.tolist(), batch.keys.tolist(), strict=True):
+                keys[sentence] = {tuple(key) for key in rows}
+        assert all(len(found) == 1 for found in keys.values())
+        names = {sentence: found.pop() for sentence, found in keys.items()}
+        documents = shard.documents.tolist()
+        assert all((names[a] == names[b]) == (documents[a] == documents[b]) for a in names for b in names)
 
 
 def test_a_change_between_finished_shards_is_noticed_before_any_is_read(corpus_of):

@@ -82,3 +82,14 @@ def test_a_unit_is_written_as_it_is_read(text):
 def test_an_unknown_unit_is_refused(text):
     with pytest.raises(CorpusError, match=f"expected unit sentence, line or window:N, found '{text}'"):
         Unit.parse(text)
+
+
+def test_plain_text_is_made_before_it_is_split_and_unknown_words_end_no_sentence():
+    text = "A well @-@ known <unk> , near <unk> <unk> , weighs 3 @.@ 5 kg . It 's near <unk> . He left ."
+    assert list(Segmenter(Unit("sentence"), plain=True).split(text)) == [
+        "A well-known …, near … …, weighs 3.5 kg.",
+        "It's near ….",
+        "He left.",
+    ]
+    assert list(Segmenter(Unit("line"), plain=True).split(" = A Title = \n a @-@ b ")) == ["A Title", "a-b"]
+    assert list(Segmenter(Unit("window", 5), plain=True).split(" a @-@ b ")) == ["a-b"]

@@ -127,10 +127,10 @@ def test_a_missing_parquet_column_is_answered_with_the_columns_there_are(read, t
 
 
 @pytest.mark.parametrize(
-    ("values", "found"), [([1, 2], "int"), ([b"x"], "bytes"), ([["x"]], "list"), ([{"x": "y"}], "dict")]
+    ("values", "found"), [([1, 2], "int64"), ([b"x"], "binary"), ([["x"]], "list<"), ([{"x": "y"}], "struct<")]
 )
 def test_a_parquet_column_of_another_type_is_refused(read, tmp_path, values, found):
-    with pytest.raises(CorpusError, match=f"a.parquet: row 1: expected text, found {found}"):
+    with pytest.raises(CorpusError, match=f"a.parquet: expected text in the column 'text', found {found}"):
         read(parquet(tmp_path / "a.parquet", {"text": values}))
 
 

@@ -147,7 +147,7 @@ def test_where_the_corpus_is_gone_the_control_reads_the_sentences_that_the_run_k
         assert small.layers == [1, 3]
         assert set(small.table("sentences").column("text").to_pylist()) <= set(texts)
         for name in ("top", "distinct", "bos", "negative"):
-            assert small.manifest["settings"][name] == index.manifest["settings"][name]
+            assert getattr(small.manifest.settings, name) == getattr(index.manifest.settings, name)
 
 
 def test_a_control_reads_no_more_of_the_corpus_than_it_needs(made, monkeypatch):

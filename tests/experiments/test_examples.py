@@ -1,5 +1,7 @@
 """Examples: a prefix a sentence, the same for the same seed, from where the result says they are."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -116,3 +118,50 @@ def test_batches_hold_every_example_once_behind_the_first_token(made):
             assert ids[row, 1 : 1 + len(examples[number].ids)].tolist() == examples[number].ids.tolist()
         seen += numbers
     assert sorted(seen) == list(range(len(examples)))
+
+
+def test_another_text_is_read_as_the_run_s_was(made, tmp_path):
+    model, _, _ = made("gpt2")
+    marked = "The king @-@ sea , was old ."
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text((json.dumps({"body": marked}) + "\n") * 5, "utf-8")
+    settings = {"column": "body", "max_record": 100, "quiet": True}
+    for wikitext, found in (("plain", "The king-sea, was old."), ("keep", marked)):
+        index = build_index(model, rows, out=tmp_path / wikitext, wikitext=wikitext, **settings)
+        for eval in (rows, None, [{"body": marked}] * 5):
+            examples = drawn(model, index, eval, count=5)
+            assert len(examples) == 5
+            assert all(found.startswith(example.text) for example in examples.examples)
+        with pytest.raises(CorpusError, match="at most 100 bytes"):
+            drawn(model, index, [{"body": marked * 5}])
+
+
+def test_the_commands_open_another_text_as_the_run_s_was(made, tmp_path, monkeypatch):
+    from ffmem.cli.app import main
+
+    model, _, _ = made("gpt2")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"body": "the king left ."}\n', "utf-8")
+    build_index(model, rows, out=tmp_path / "run", column="body", quiet=True)
+    opened = []
+
+    def fake(index, *args, eval, **options):
+        opened.append((eval[0].column, index.path))
+        raise CorpusError("enough")
+
+    monkeypatch.setattr("ffmem.experiments.run.run_experiments", fake)
+    monkeypatch.setattr("ffmem.live.causal.causal", fake)
+    for verb in (["experiments"], ["causal", "L1D0"]):
+        with pytest.raises(SystemExit):
+            main([verb[0], str(tmp_path / "run"), *verb[1:], "--eval", str(rows), "-q"])
+    assert opened == [("body", tmp_path / "run")] * 2
+
+
+def test_examples_of_a_sample_s_run_are_from_the_sample(made, tmp_path):
+    model, _, text = made("gpt2")
+    index = build_index(model, text, out=tmp_path / "run", unit="line", sample=6, seed=2, quiet=True)
+    kept = set(index.table("sentences").column("text").to_pylist())
+    assert len(kept) == 6
+    examples = drawn(model, index, count=1000)
+    assert len(examples) == 6
+    assert all(any(text.startswith(example.text) for text in kept) for example in examples.examples)

@@ -18,6 +18,7 @@ class Offer:
     position: int
     prefix: tuple[int, ...]
     whole: tuple[int, ...]
+    document: int = 0
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -25,18 +26,18 @@ class Offer:
 
 
 def best_offers(offers: list[Offer], t: int, distinct: str) -> list[Offer]:
-    """The t best positive offers of a cell by the spec's three modes."""
+    """The t best positive offers of a cell by the spec's four modes."""
     found = sorted((offer for offer in offers if offer.coefficient > 0), key=lambda offer: offer.order)
     if distinct == "none":
         return found[:t]
     seen_sentences: set[int] = set()
-    seen: set[tuple[int, ...]] = set()
+    seen: set[object] = set()
     kept = []
     for offer in found:
         if offer.sentence in seen_sentences:
             continue
         seen_sentences.add(offer.sentence)
-        key = offer.prefix if distinct == "text" else offer.whole
+        key = {"text": offer.prefix, "sentence": offer.whole, "document": offer.document}[distinct]
         if key not in seen:
             seen.add(key)
             kept.append(offer)

@@ -1,15 +1,18 @@
 """The whole pass: against the definition, prefix by prefix, for every family; and a model whose answer is known."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index
+from ffmem.corpus import plan
 from ffmem.index import checkpoint
 from ffmem.index.folder import RunFolder
+from ffmem.index.origin import sample_of
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError
-from tests.index.reference import best_offers, coefficients_alone, offers_of
+from tests.index.reference import best_offers, coefficients_alone, content, offers_of
 from tests.tiny import VARIANTS, WORDS, silent_gpt2, some_sentences, tiny_model, word_tokenizer
 
 T = 4
@@ -57,19 +60,23 @@ def test_every_family_gives_the_triggers_of_each_prefix_run_alone(variant, token
                 assert not view.negative_triggers
 
 
-@pytest.mark.parametrize("distinct", ["text", "sentence", "none"])
+@pytest.mark.parametrize("distinct", ["text", "sentence", "document", "none"])
 @pytest.mark.parametrize("bos", ["on", "off"])
 def test_modes_and_bos_as_the_spec_defines_them(distinct, bos, gpt2, tmp_path):
     sentences = some_sentences(30, seed=2, longest=6)
-    sentences += sentences[:5]  # repeated sentences count once, unless every prefix counts
+    sentences += sentences[:5]  # repeated sentences count once, unless every prefix or document counts
+    records = ["\n".join(sentences[at : at + 3]) for at in range(0, 35, 3)]
     index = build_index(
-        gpt2, sentences, out=tmp_path / "run", top=7, unit="line", distinct=distinct, bos=bos, shard_tokens=50, quiet=True
+        gpt2, records, out=tmp_path / "run", top=7, unit="line", distinct=distinct, bos=bos, shard_tokens=50, quiet=True
     )
     ids = ids_of(gpt2.tokenizer, sentences)
     alone = coefficients_alone(gpt2, ids, bos=bos == "on")
     for layer, cell in ((1, 0), (1, 77), (2, 5), (3, 127)):
         view = index[f"L{layer}D{cell}"]
-        assert_same_triggers(view.triggers, offers_of(alone, ids, layer, cell, 1), 7, distinct, 1)
+        offers = [replace(offer, document=offer.sentence // 3) for offer in offers_of(alone, ids, layer, cell, 1)]
+        assert_same_triggers(view.triggers, offers, 7, distinct, 1)
+        if distinct == "document":
+            assert len({trigger.sentence // 3 for trigger in view.triggers}) == 7
     assert index.counts["sentences"] == 35
 
 
@@ -221,7 +228,7 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
     [
         ({"top": 0}, "top from 1"),
         ({"unit": "page"}, "unit sentence, line or window:N"),
-        ({"distinct": "word"}, "distinct text, sentence or none"),
+        ({"distinct": "word"}, "distinct text, sentence, document or none"),
         ({"layers": "9"}, "layers from 1 to 3, found layer 9"),
         ({"stats": "some"}, "stats auto, full, sample or off"),
         ({"negative": "yes"}, "negative auto, on or off"),
@@ -230,6 +237,10 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
         ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
         ({"limit_tokens": 0}, "limit-tokens of at least 1"),
+        ({"sample": 0}, "sample of at least 1 record, found 0"),
+        ({"sample": 1, "seed": -1}, "seed from 0 to"),
+        ({"wikitext": "drop"}, "wikitext auto, keep or plain, found 'drop'"),
+        ({"max_record": "ten"}, "max-record of at least 100 bytes, such as 16MB, found 'ten'"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
     ],
 )
@@ -474,3 +485,125 @@ def test_a_tokenizer_without_bos_or_eos_starts_at_the_first_word(tmp_path):
     assert index.manifest.settings.bos is False
     with pytest.raises(FfmemError, match="neither a bos nor an eos"):
         build_index(model, ["the king ."], out=tmp_path / "other", bos="on", quiet=True)
+
+
+def test_a_run_that_a_large_record_stopped_goes_on_with_a_larger_limit(gpt2, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "CHUNK", 100)  # so that shards before the large record are read before it
+    text = tmp_path / "text.txt"
+    text.write_text("the king .\n" * 40 + "the river " * 200 + "\n" + "a queen .\n")
+    settings = {"shard_tokens": 50, "stats": "off", "quiet": True, "unit": "line"}
+    with pytest.raises(CorpusError, match=r"text.txt:41: expected a record of at most 1 kB"):
+        build_index(gpt2, text, out=tmp_path / "run", max_record="1kB", **settings)
+    assert checkpoint.kept(RunFolder(tmp_path / "run"))
+    build_index(gpt2, text, out=tmp_path / "run", max_record="3kB", **settings)
+    build_index(gpt2, text, out=tmp_path / "whole", max_record=3000, **settings)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_the_limit_on_records_changes_nothing_else(gpt2, text_file, tmp_path):
+    runs = [
+        build_index(gpt2, text_file, out=tmp_path / name, max_record=size, quiet=True).manifest
+        for name, size in (("one", 1000), ("two", "2MB"))
+    ]
+    assert [run["corpus"].pop("max_record") for run in runs] == [1000, 2_000_000]
+    assert runs[0] == runs[1]
+
+
+MARKED = " = Rivers = \n The king @-@ sea , a <unk> <unk> , was old . \n The queen 's army ( a river ) left . \n" * 3
+
+
+def texts_of(index):
+    return sorted(set(index.table("sentences").column("text").to_pylist()))
+
+
+def test_wikitext_marks_are_turned_back_unless_the_model_was_trained_on_them(gpt2, tokenizer, tmp_path, capsys):
+    text = tmp_path / "wiki.txt"
+    text.write_text(MARKED, "utf-8")
+    plain = ["The king-sea, a … …, was old.", "The queen's army (a river) left."]
+    kept = ["The king @-@ sea , a <unk> <unk> , was old .", "The queen 's army ( a river ) left ."]
+    paper = load_model(tiny_model("adaptive_lm"), tokenizer=tokenizer)
+    for name, model, wikitext, found in [
+        ("auto", gpt2, "auto", plain),
+        ("keep", gpt2, "keep", kept),
+        ("paper", paper, "auto", kept),
+        ("paper-plain", paper, "plain", plain),
+    ]:
+        index = build_index(model, text, out=tmp_path / name, wikitext=wikitext, top=60, distinct="none")
+        assert texts_of(index) == found
+        assert index.manifest.settings.wikitext == ("plain" if found == plain else "keep")
+        unknown = index.manifest.skipped.pop("unknown words (<unk>) replaced by …", 0)
+        assert unknown == (6 if found == plain else 0)
+        assert index.manifest.skipped == {"headings": 3}
+        told = "the text has WikiText's marks: turned back to plain text (--wikitext keep to leave them)"
+        assert (told in capsys.readouterr().err) == (name == "auto")
+    assert len({open_index(tmp_path / name).manifest.corpus.hash for name in ("auto", "keep")}) == 1
+
+
+def test_text_without_wikitext_marks_and_text_that_comes_once_are_left_as_they_are(gpt2, tmp_path):
+    once = build_index(gpt2, iter(MARKED.splitlines()), out=tmp_path / "once", quiet=True)
+    assert once.manifest.settings.wikitext == "keep"
+    without = build_index(gpt2, [MARKED.replace("@-@", ",")], out=tmp_path / "without", quiet=True)
+    assert without.manifest.settings.wikitext == "keep"
+    assert any(" , a <unk>" in text for text in texts_of(without))
+
+
+def test_what_became_of_wikitext_marks_is_settled_once(gpt2, tmp_path, monkeypatch):
+    text = tmp_path / "wiki.txt"
+    text.write_text(MARKED * 20, "utf-8")
+    settings = {"shard_tokens": 50, "quiet": True}
+    whole = build_index(gpt2, text, out=tmp_path / "whole", **settings)
+    save = checkpoint.save
+
+    def dying(folder, worker, covered, *rest):
+        save(folder, worker, covered, *rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(gpt2, text, out=tmp_path / "run", **settings)
+    with pytest.raises(RunError, match="made with wikitext plain, now it is keep"):
+        build_index(gpt2, text, out=tmp_path / "run", wikitext="keep", **settings)
+    build_index(gpt2, text, out=tmp_path / "run", wikitext="plain", **settings)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert build_index(gpt2, text, out=tmp_path / "whole", **settings).manifest == whole.manifest
+
+
+def test_a_run_of_a_sample_is_that_of_its_records_alone_and_is_continued(gpt2, tmp_path, monkeypatch, capsys):
+    lines = [sentence for sentence in some_sentences(120, seed=8) if sentence.strip()]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(lines), "utf-8")
+    settings = {"shard_tokens": 60, "batch_tokens": 64, "stats": "full", "unit": "line"}
+    whole = build_index(gpt2, text, out=tmp_path / "whole", sample=40, seed=5, **settings)
+    manifest = whole.manifest
+    assert (manifest.settings.sample, manifest.settings.seed) == (40, 5)
+    assert manifest.corpus.records == len(lines)
+    assert manifest.counts.records == 40
+    assert manifest.skipped == {"records outside the sample": len(lines) - 40}
+    drawn = [lines[number - 1] for number in sample_of(manifest).numbers]
+    build_index(gpt2, drawn, out=tmp_path / "alone", quiet=True, **settings)
+    for name in manifest.files:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    save = checkpoint.save
+
+    def dying(folder, worker, covered, *rest):
+        save(folder, worker, covered, *rest)
+        if len(covered) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)
+        patch.setattr(plan.Corpus, "count", None)  # counted once only
+        with pytest.raises(RunError, match="made with seed 5, now it is 6"):
+            build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=6, **settings)
+        with pytest.raises(RunError, match="made with sample 40, now it is None"):
+            build_index(gpt2, text, out=tmp_path / "run", **settings)
+        patch.setattr(checkpoint, "save", save)
+        build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)
+        build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)  # opens it
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert "the sample is all of them" not in capsys.readouterr().err
+    build_index(gpt2, text, out=tmp_path / "all", sample=1000, **settings)
+    assert f"the text has {len(lines)} records: the sample is all of them" in capsys.readouterr().err

@@ -14,6 +14,8 @@ import pytest
 from ffmem import build_index
 from ffmem.corpus import plan
 from ffmem.corpus.feeder import can_feed
+from ffmem.corpus.wikitext import is_heading
+from ffmem.index import checkpoint
 from ffmem.index.checkpoint import mend
 from ffmem.index.folder import RunFolder
 from ffmem.words import CorpusError, RunError
@@ -72,11 +74,7 @@ def test_the_same_call_again_opens_a_complete_run_and_changes_nothing(gpt2, long
     assert content(run) == whole
 
 
-@pytest.fixture
-def interrupted(gpt2, long_text, tmp_path, monkeypatch):
-    """A run with two finished shards."""
-    from ffmem.index import checkpoint
-
+def stop_behind_two_shards(monkeypatch):
     save = checkpoint.save
 
     def dying(folder, worker, covered, *rest):
@@ -85,6 +83,12 @@ def interrupted(gpt2, long_text, tmp_path, monkeypatch):
             raise Crash
 
     monkeypatch.setattr(checkpoint, "save", dying)
+
+
+@pytest.fixture
+def interrupted(gpt2, long_text, tmp_path, monkeypatch):
+    """A run with two finished shards."""
+    stop_behind_two_shards(monkeypatch)
     with pytest.raises(Crash):
         build_index(gpt2, long_text, out=tmp_path / "run", **SETTINGS)
     monkeypatch.undo()
@@ -109,6 +113,23 @@ def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, wh
     build_index(gpt2, long_text, out=interrupted, **SETTINGS)
     assert seen[0] == 2
     assert content(interrupted) == whole
+
+
+def test_documents_are_those_of_a_run_that_was_never_stopped(gpt2, long_text, tmp_path, monkeypatch):
+    lines = [line for line in long_text.read_text("utf-8").splitlines() if line.strip() and not is_heading(line)]
+    text = tmp_path / "articles.txt"  # of several shards each
+    text.write_text("\n".join(line if number % 30 else f" = {number} = " for number, line in enumerate(lines)), "utf-8")
+    settings = {**SETTINGS, "distinct": "document"}
+    whole = build_index(gpt2, text, out=tmp_path / "whole", **settings)
+    with monkeypatch.context() as patch:
+        stop_behind_two_shards(patch)
+        with pytest.raises(Crash):
+            build_index(gpt2, text, out=tmp_path / "run", **settings)
+    build_index(gpt2, text, out=tmp_path / "run", **settings)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    articles = -(-len(lines) // 30)
+    assert 1 < articles < min(SETTINGS["top"], whole.counts["shards"])
+    assert max(len(view.triggers) for view in whole) == articles
 
 
 def test_a_corpus_that_changed_before_the_stop_is_refused(interrupted, gpt2, long_text, tmp_path):

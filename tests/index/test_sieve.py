@@ -7,7 +7,7 @@ from transformers.activations import ACT2FN
 
 from ffmem import load_model
 from ffmem.corpus.plan import Batch
-from ffmem.corpus.tokens import prefix_keys
+from ffmem.corpus.tokens import document_keys, prefix_keys
 from ffmem.index.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch, troubles
 from ffmem.index.top import POSITION_BITS
 from ffmem.index.worker import take_over_activations
@@ -27,14 +27,18 @@ def few_programs(monkeypatch):
         monkeypatch.setattr(sieve, "TAKERS", 2)
 
 
-def make_batch(seed: int, rows: int = 7, width: int = 19, start: int = 1, first: int = 0, words: int = 2) -> Batch:
-    """Few different words, so that many prefixes are equal."""
+def make_batch(
+    seed: int, rows: int = 7, width: int = 19, start: int = 1, first: int = 0, words: int = 2, documents: int = 0
+) -> Batch:
+    """Few different words, so that many prefixes are equal; keyed by so many documents where there are some."""
     chance = np.random.default_rng(seed)
     lengths = np.sort(chance.integers(2, width + 1, rows))
     lengths[-1] = width
     ids = chance.integers(0, words, (rows, start + width))
     ids[:, start:][np.arange(width) >= lengths[:, None]] = 0
-    return Batch(ids, lengths, first + chance.permutation(rows), prefix_keys(ids[:, start:]), start)
+    sentences = first + chance.permutation(rows)
+    keys = document_keys(sentences % documents, width) if documents else prefix_keys(ids[:, start:])
+    return Batch(ids, lengths, sentences, keys, start)
 
 
 def coefficients(seed: int, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
@@ -65,7 +69,10 @@ def assert_same(one: LayerCollector, two: LayerCollector) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("distinct", "negative", "start"), [("text", True, 1), ("sentence", True, 0), ("text", False, 0)])
+@pytest.mark.parametrize(
+    ("distinct", "negative", "start"),
+    [("text", True, 1), ("sentence", True, 0), ("document", True, 1), ("text", False, 0)],
+)
 @pytest.mark.parametrize("busy", [0, sieve.BUSY], ids=["many-sentences-a-program", "one-sentence-a-program"])
 def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_included(
     dtype, distinct, negative, start, busy, monkeypatch
@@ -73,7 +80,8 @@ def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_incl
     monkeypatch.setattr(sieve, "BUSY", busy)
     plain, fused = (collector(fused=way, distinct=distinct, negative=negative) for way in (False, True))
     for seed in range(3):
-        batch = make_batch(seed, start=start, first=100 * ((seed * 2) % 3))  # not in the order of the corpus
+        first = 100 * ((seed * 2) % 3)  # not in the order of the corpus
+        batch = make_batch(seed, start=start, first=first, documents=4 * (distinct == "document"))
         m, on = coefficients(seed, batch, dtype), DeviceBatch(batch, DEVICE)
         plain.add(m, on)
         fused.add(m, on)

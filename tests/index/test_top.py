@@ -8,18 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffmem.corpus.tokens import prefix_keys
+from ffmem.corpus.tokens import document_keys, prefix_keys
 from ffmem.index import top as top_module
 from ffmem.index.statistics import extreme
 from ffmem.index.top import EMPTY, TopTriggers, best_of_rows, every_prefix, place_of, position_of, sentence_of
 from tests.index.reference import Offer, best_offers
 
 CELLS = 3
+DOCUMENTS = 4
 
 
 @st.composite
 def corpora(draw):
-    """Sentences over two tokens, so that prefixes repeat, and a small integer a cell and prefix, so that values tie."""
+    """Sentences over two tokens, so that prefixes repeat, and a small integer a cell and prefix, so that values tie.
+
+    Sentence n is in document n % DOCUMENTS: far apart, so that a document's best come in any order.
+    """
     sentences = draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=14))
     values = st.integers(-3, 3)
     m = [[[float(draw(values)) for _ in range(CELLS)] for _ in sentence] for sentence in sentences]
@@ -41,7 +45,8 @@ def feed(top, sentences, m, rows, *, negative=False):
         return
     shortest = int(lengths.min())
     best = extreme(values, lengths, shortest, largest=not negative)
-    keys = torch.from_numpy(prefix_keys(ids))
+    documents = np.array(rows) % DOCUMENTS
+    keys = torch.from_numpy(document_keys(documents, width) if top.distinct == "document" else prefix_keys(ids))
     best = -best if negative else best
     best_of_rows(top, values, best, negative=negative, lengths=lengths, shortest=shortest, sentences=numbers, keys=keys)
 
@@ -57,7 +62,7 @@ def listed(top, cell):
 
 def expected(sentences, m, cell, t, distinct, sign=1):
     offers = [
-        Offer(sign * m[row][at][cell], row, at + 1, tuple(sentence[: at + 1]), tuple(sentence))
+        Offer(sign * m[row][at][cell], row, at + 1, tuple(sentence[: at + 1]), tuple(sentence), row % DOCUMENTS)
         for row, sentence in enumerate(sentences)
         for at in range(len(sentence))
     ]
@@ -77,7 +82,7 @@ def batches_of(count, chooser):
 @given(
     corpus=corpora(),
     t=st.integers(1, 6),
-    distinct=st.sampled_from(["text", "sentence", "none"]),
+    distinct=st.sampled_from(["text", "sentence", "document", "none"]),
     negative=st.booleans(),
     seed=st.integers(0, 1 << 16),
     dense=st.sampled_from([0, 12, 10**9]),
@@ -100,7 +105,7 @@ def test_any_batching_in_any_order_equals_a_full_sort(corpus, t, distinct, negat
 @given(
     corpus=corpora(),
     t=st.integers(1, 6),
-    distinct=st.sampled_from(["text", "sentence", "none"]),
+    distinct=st.sampled_from(["text", "sentence", "document", "none"]),
     seed=st.integers(0, 1 << 16),
 )
 def test_parts_merged_in_any_order_equal_a_full_sort(corpus, t, distinct, seed):
@@ -118,17 +123,17 @@ def test_parts_merged_in_any_order_equal_a_full_sort(corpus, t, distinct, seed):
 
 
 @settings(max_examples=100, deadline=None)
-@given(corpus=corpora(), t=st.integers(1, 4), seed=st.integers(0, 1 << 16))
-def test_a_saved_state_goes_on_as_if_nothing_had_happened(corpus, t, seed):
+@given(corpus=corpora(), t=st.integers(1, 4), distinct=st.sampled_from(["text", "document"]), seed=st.integers(0, 1 << 16))
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(corpus, t, distinct, seed):
     sentences, m = corpus
-    top = TopTriggers(CELLS, t, "text")
+    top = TopTriggers(CELLS, t, distinct)
     for rows in batches_of(len(sentences), random.Random(seed)):
         feed(top, sentences, m, rows)
-        again = TopTriggers(CELLS, t, "text")
+        again = TopTriggers(CELLS, t, distinct)
         again.load({name: tensor.clone() for name, tensor in top.state().items()})
         top = again
     for cell in range(CELLS):
-        assert listed(top, cell) == expected(sentences, m, cell, t, "text")
+        assert listed(top, cell) == expected(sentences, m, cell, t, distinct)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

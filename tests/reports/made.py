@@ -238,6 +238,7 @@ def made_run(folder, layers=16, *, cells=2, gated=False, results=None, name="pap
         stats="off",
         language="en",
         column="text",
+        wikitext="keep",
     )
     run.write_manifest(
         Manifest(

@@ -74,11 +74,16 @@ def index(
         str,
         typer.Option(
             help="`text`: a sentence offers its best prefix, and equal prefixes count once. `sentence`: its best prefix, "
-            "as in the paper's code. `none`: every prefix counts."
+            "as in the paper's code. `document`: an article, or a record, offers its best. `none`: every prefix counts."
         ),
     ] = "text",
     layers: Annotated[str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all")] = None,
     limit_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.", show_default="none")] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(help="Read this many records of the text, drawn at random, instead of all.", show_default="none"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     batch_tokens: Annotated[str, typer.Option(help="Tokens a forward, padding included, or `auto`.")] = "auto",
     shard_tokens: Annotated[str, typer.Option(help="Tokens between two checkpoints, or `auto`.")] = "auto",
     device: Device = "auto",
@@ -100,6 +105,16 @@ def index(
     ] = "auto",
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     language: Annotated[str, typer.Option(help="The language whose sentences are split, as a code.")] = "en",
+    wikitext: Annotated[
+        str,
+        typer.Option(
+            help="Text with WikiText's marks (`@-@`, ` ,`): `plain` turns it back to plain text, `keep` leaves it, `auto` "
+            "leaves it to the paper's own models."
+        ),
+    ] = "auto",
+    max_record: Annotated[
+        str, typer.Option(help="The largest record (a line of a file, a row) that is taken; a larger one is an error.")
+    ] = "10MB",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -128,10 +143,11 @@ def index(
 
     Stopped or killed, the same command continues where it was, with any number of workers: the run comes out the same.
     """
+    from ffmem.corpus.record import parse_size
     from ffmem.corpus.sources import open_source
     from ffmem.index.build import build_index
 
-    sources = [open_source(spec, column=column) for spec in corpus]
+    sources = [open_source(spec, column=column, max_record=parse_size(max_record)) for spec in corpus]
     note(quiet, f"loading {model}")
     announced: list[str] = []
 
@@ -149,6 +165,8 @@ def index(
             distinct=distinct,
             layers=layers,
             limit_tokens=limit_tokens,
+            sample=sample,
+            seed=seed,
             batch_tokens=batch_tokens,
             shard_tokens=shard_tokens,
             bos=bos,
@@ -156,6 +174,8 @@ def index(
             stats=stats,
             column=column,
             language=language,
+            wikitext=wikitext,
+            max_record=max_record,
             workers=workers,
             devices=devices,
             engine=engine,
@@ -324,7 +344,7 @@ def experiments(
     # What is wrong with the request is told before torch is loaded.
     check_request(names or [], control=control, seed=seed, examples=examples, cells=cells)
     opened = open_index(run)
-    corpus = [open_source(name) for name in eval] if eval else None
+    corpus = [open_source(name, **opened.manifest.reading) for name in eval] if eval else None
 
     from ffmem.experiments.run import each_experiment
 

@@ -129,15 +129,17 @@ def causal(
     """
     from ffmem.corpus.sources import open_source
     from ffmem.index.folder import RESULTS, RunFolder
+    from ffmem.index.reader import open_index
     from ffmem.live.causal import causal as check
     from ffmem.live.causal import causal_lines
     from ffmem.live.edits import parse_cells
 
-    corpus = [open_source(name) for name in eval]
+    index = open_index(run)
+    corpus = [open_source(name, **index.manifest.reading) for name in eval]
     wanted = [cell for name in cells for cell in parse_cells(name)]
     note(quiet, "loading the run's model")
     result = check(
-        run,
+        index,
         wanted,
         eval=corpus,
         model=model,

@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -17,9 +17,12 @@ from jaxtyping import Int
 
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.feeder import Feeder, can_feed
+from ffmem.corpus.files import TextFile
+from ffmem.corpus.sample import Sample
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source, Texts
-from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, prefix_keys
+from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, document_keys, prefix_keys
+from ffmem.corpus.wikitext import ELLIPSIS, UNKNOWN, shows_marks
 from ffmem.corpus.workers import shared
 from ffmem.words import CorpusError
 
@@ -63,7 +66,7 @@ class Batch:
     sentences: Int[np.ndarray, " batch"]
     """The number of each row's sentence in the corpus."""
     keys: Int[np.ndarray, "batch pos 2"]
-    """A hash of every prefix; column j belongs to the prefix of j+1 tokens."""
+    """A hash of every prefix, or of its document; column j belongs to the prefix of j+1 tokens."""
     start: int
     """The column of the first token: 1 behind a beginning-of-sentence token, else 0."""
 
@@ -80,6 +83,8 @@ class Shard:
     since: Progress
     """The corpus before this shard."""
     sentences: Sentences
+    documents: Int[np.ndarray, " sentences"]
+    """Of each sentence the document it is in, by the number of the document's first record in the whole corpus."""
     after: Progress
     """The corpus behind it."""
     fraction: float | None
@@ -96,17 +101,19 @@ class Shard:
     def tokens(self) -> int:
         return len(self.sentences.ids)
 
-    def batches(self, batch_tokens: int, bos: int | None) -> Iterator[Batch]:
+    def batches(self, batch_tokens: int, bos: int | None, *, by_document: bool = False) -> Iterator[Batch]:
         """The shard's sentences sorted by length and cut into batches of at most `batch_tokens`, padding included.
 
-        The longest come first: a long sentence has more prefixes to offer a cell, so thresholds rise early and what
-        follows rarely passes them.
+        Their keys are of prefixes, or `by_document` of documents. The longest come first: a long sentence has more prefixes
+        to offer a cell, so thresholds rise early and what follows rarely passes them.
         """
         start = 0 if bos is None else 1
         for rows in reversed(self.planned(batch_tokens, start)):
             ids = self.sentences.padded(rows, bos)
             lengths = self.sentences.lengths[rows].astype(np.int64)
-            yield Batch(ids, lengths, rows + self.first, prefix_keys(ids[:, start:]), start)
+            width = ids.shape[1] - start
+            keys = document_keys(self.documents[rows], width) if by_document else prefix_keys(ids[:, start:])
+            yield Batch(ids, lengths, rows + self.first, keys, start)
 
     def planned(self, batch_tokens: int, start: int) -> list[Int[np.ndarray, " rows"]]:
         """The rows of each batch, shortest first; planned once."""
@@ -171,6 +178,10 @@ class Corpus:
     language: str
     shard_tokens: int
     limit_tokens: int | None = None
+    sample: Sample | None = None
+    """The records that are read, where not all are; they are numbered among themselves."""
+    plain: bool = False
+    """Whether WikiText's marks are turned back to plain text; hashes are of the text before."""
     workers: int = 1
     """Processes that segment and tokenize; the plan is the same for any number."""
     pool: ProcessPoolExecutor | None = field(default=None, repr=False)
@@ -192,7 +203,7 @@ class Corpus:
     @property
     def tools(self) -> tuple[Segmenter, Encoder]:
         """What `cut_records` needs."""
-        return Segmenter(self.unit, self.language), self.encoder
+        return Segmenter(self.unit, self.language, plain=self.plain), self.encoder
 
     def shards(self, done: Mapping[int, Span] | None = None, stopped: threading.Event | None = None) -> Iterator[Shard]:
         """The shards that are not done yet, in order.
@@ -205,7 +216,7 @@ class Corpus:
         skipped: Counter[str] = Counter()
         number, since = _behind(done, 0, Progress())
         progress = since
-        parts: list[Sentences] = []
+        parts: list[tuple[Sentences, Int[np.ndarray, " sentences"]]] = []
         for cut, marks in self._tokenized(self._records(done, skipped, stopped)):
             at = 0
             while at < len(marks):
@@ -213,24 +224,25 @@ class Corpus:
                 size = min(self.shard_tokens, FIRST << min(number, 60))
                 full = since.tokens + size - progress.tokens + read
                 end = min(len(marks), int(np.searchsorted(cut.token_stops, full)) + 1)
-                part, progress, within = self._taken(cut, at, end, marks, progress)
-                parts.append(part)
+                part, documents, progress, within = self._taken(cut, at, end, marks, progress)
+                parts.append((part, documents))
                 if not within:
-                    yield Shard(number, since, Sentences.join(parts), progress, 1.0, last=True)
+                    yield Shard(number, since, *_joined(parts), progress, 1.0, last=True)
                     return
                 if progress.tokens - since.tokens >= size:
-                    yield Shard(number, since, Sentences.join(parts), progress, marks[end - 1].fraction, last=False)
+                    yield Shard(number, since, *_joined(parts), progress, marks[end - 1].fraction, last=False)
                     number, since = _behind(done, number + 1, progress)
                     progress, parts = since, []
                 at = end
         if not any(span.last for span in done.values()):
             progress = replace(progress, skipped=dict(sorted(skipped.items())))
-            yield Shard(number, since, Sentences.join(parts), progress, 1.0, last=True)
+            yield Shard(number, since, *_joined(parts), progress, 1.0, last=True)
 
     def _taken(
         self, cut: Cut, first: int, last: int, marks: list[_Mark], before: Progress
-    ) -> tuple[Sentences, Progress, bool]:
-        """The sentences of these records, the corpus behind them, and whether all are within the limit on tokens."""
+    ) -> tuple[Sentences, Int[np.ndarray, " sentences"], Progress, bool]:
+        """The sentences of these records and their documents, the corpus behind them, and whether all are within the limit
+        on tokens."""
         begin, end = int(cut.sentence_stops[first - 1]) if first else 0, int(cut.sentence_stops[last - 1])
         within = True
         if self.limit_tokens is not None:
@@ -243,6 +255,8 @@ class Corpus:
                 end, within = stop, False
         taken = cut.sentences.between(begin, end)
         units = cut.units_of(first, last, end if not within else None)
+        ends = np.minimum(cut.sentence_stops[first:last], end)
+        documents = np.repeat([mark.document for mark in marks[first:last]], np.diff(ends, prepend=begin))
         mark = marks[last - 1]
         after = Progress(
             records=mark.number,
@@ -253,7 +267,7 @@ class Corpus:
             digest=mark.digest.hex(),
             skipped=mark.skipped,
         )
-        return taken, after, within
+        return taken, documents, after, within
 
     def shards_ahead(
         self, done: Mapping[int, Span] | None = None, planned: tuple[int, int] | None = None
@@ -270,15 +284,25 @@ class Corpus:
     ) -> Iterator[tuple[str, _Mark]]:
         """The records of shards that are not done; the others are compared by their hash. Ends early once `stopped`."""
         spans = sorted(done.values(), key=lambda span: span.after.records)
-        digest, number = b"", 0
+        digest, read, number, document = b"", 0, 0, 0
+        numbers = None if self.sample is None else self.sample.numbers
         seen: dict[str, int] = {}
         fraction: float | None = None
         ended: Span | None = None
         for at, source in enumerate(self.sources):
+            article = 0
             for text in source.records(skipped):
                 if stopped is not None and stopped.is_set():
                     return
+                read += 1
+                before, article = article, source.articles if isinstance(source, TextFile) else 0
+                document = document if article and article == before else read
+                if numbers is not None and (number == len(numbers) or read != numbers[number]):
+                    skipped["records outside the sample"] += 1
+                    continue
                 number += 1
+                if self.plain and (unknown := text.count(UNKNOWN)):
+                    skipped[f"unknown words ({UNKNOWN}) replaced by {ELLIPSIS}"] += unknown
                 digest = hashlib.sha256(digest + text.encode("utf-8", "surrogatepass")).digest()
                 if skipped != seen:
                     seen = dict(sorted(skipped.items()))
@@ -287,7 +311,7 @@ class Corpus:
                 if ended:
                     raise _changed(ended.after)  # there is more of it now
                 if not spans or number <= spans[0].since.records:
-                    yield text, _Mark(number, digest, seen, fraction)
+                    yield text, _Mark(number, document, digest, seen, fraction)
                 elif number == spans[0].after.records:
                     span = spans.pop(0)
                     if digest.hex() != span.after.digest:
@@ -295,6 +319,11 @@ class Corpus:
                     if span.last and self.limit_tokens is not None:
                         return
                     ended = span if span.last else None
+        if self.sample is not None and read != self.sample.records:
+            raise CorpusError(
+                f"the corpus had {self.sample.records:,} records when a sample was drawn, now it has {read:,}: restore it, "
+                "or start over with --overwrite"
+            )
         if spans and not (spans[0].last and number == spans[0].after.records):
             raise _changed(spans[0].after)
 
@@ -319,6 +348,24 @@ class Corpus:
         for _, mark in islice(self._records({}, Counter()), records):
             digest = mark.digest
         return digest.hex()
+
+    def count(self, told: Callable[[float | None, str], None]) -> int:
+        """The number of its records, read without segmenting or tokenizing them; `told` how far that is now and then."""
+        if not all(map(_can_be_read_again, self.sources)):
+            raise CorpusError("a sample is drawn from a text that can be read twice: give a file or a list, not an iterator")
+        number = 0
+        for at, source in enumerate(self.sources):
+            for _ in source.records(Counter()):
+                number += 1
+                if number % OFTEN == 0:
+                    told(self._fraction(at), f"{number:,} records")
+        return number
+
+    def shows_marks(self) -> bool:
+        """Whether it begins with text that has WikiText's marks; one that can be read only once is not looked at."""
+        if not all(map(_can_be_read_again, self.sources)):
+            return False
+        return shows_marks(text for text, _ in self._records({}, Counter()))
 
     def _fraction(self, at: int) -> float | None:
         """The share of the sources read, inside source `at`: by bytes where all have a size."""
@@ -365,6 +412,14 @@ class Feed:
             yield shard
 
 
+def _joined(
+    parts: list[tuple[Sentences, Int[np.ndarray, " _"]]],
+) -> tuple[Sentences, Int[np.ndarray, " sentences"]]:
+    """Parts of a shard, one behind the other."""
+    documents = np.concatenate([np.zeros(0, np.int64), *(documents for _, documents in parts)])
+    return Sentences.join([sentences for sentences, _ in parts]), documents
+
+
 def _is_here_only(thing: object) -> bool:
     """Whether another process cannot have it: an iterable in memory, or of a class that the caller's script defines."""
     return isinstance(thing, Texts) or type(thing).__module__ == "__main__"
@@ -397,6 +452,7 @@ class _Mark:
     """The corpus behind one record."""
 
     number: int
+    document: int
     digest: bytes
     skipped: dict[str, int]
     fraction: float | None

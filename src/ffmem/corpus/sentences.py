@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import sentencex
 
+from ffmem.corpus.wikitext import ELLIPSIS, plain
 from ffmem.words import CorpusError
 
 _DECIMAL_POINT = re.compile(r"@\.@")
@@ -40,11 +41,14 @@ class Unit:
 class Segmenter:
     """Splits a record into its units' texts. Paragraphs (lines) are never joined."""
 
-    def __init__(self, unit: Unit, language: str = "en") -> None:
+    def __init__(self, unit: Unit, language: str = "en", *, plain: bool = False) -> None:
         self.unit = unit
         self.language = language
+        self.plain = plain
+        """Whether WikiText's marks are turned back to plain text first."""
 
     def split(self, record: str) -> Iterator[str]:
+        record = plain(record) if self.plain else record
         if self.unit.kind == "window":
             yield record.strip()
             return
@@ -59,9 +63,10 @@ class Segmenter:
         """The sentences of a paragraph, as slices of it.
 
         The segmenter reads a copy of equal length: it must not end a sentence inside WikiText's decimal point
-        ("2 @.@ 5"), and wide spaces (no-break, thin) make it fail.
+        ("2 @.@ 5"), nor behind what stands for an unknown word, and wide spaces (no-break, thin) make it fail.
         """
         shadow = _WIDE_SPACE.sub(" ", _DECIMAL_POINT.sub("@,@", line))
+        shadow = shadow.replace(ELLIPSIS, "_") if self.plain else shadow
         start = 0
         for sentence in sentencex.segment(self.language, shadow):
             end = start + len(sentence)

@@ -288,14 +288,26 @@ def prefix_keys(ids: Int[np.ndarray, "batch pos"]) -> Int[np.ndarray, "batch pos
     batch, pos = ids.shape
     place = np.arange(pos, dtype=np.uint64) << np.uint64(32)
     words = ids.astype(np.uint64) | place
-    lanes = [_mix(words + salt).cumsum(axis=1, dtype=np.uint64) for salt in (_SALT, ~_SALT)]
-    return np.stack([_mix(lane) for lane in lanes], axis=-1).view(np.int64).reshape(batch, pos, 2)
+    lanes = [mix(words + salt).cumsum(axis=1, dtype=np.uint64) for salt in (_SALT, ~_SALT)]
+    return np.stack([mix(lane) for lane in lanes], axis=-1).view(np.int64).reshape(batch, pos, 2)
+
+
+def document_keys(documents: Int[np.ndarray, " batch"], pos: int) -> Int[np.ndarray, "batch pos 2"]:
+    """The same 128-bit hash for every prefix of every row of a document, by its number.
+
+    >>> a, b, c = document_keys(np.array([7, 7, 8]), 5)
+    >>> bool((a == b).all()), bool((a == a[0]).all()), bool((a == c).any())
+    (True, True, False)
+    """
+    words = documents.astype(np.uint64)
+    keys = np.stack([mix(mix(words + salt)) for salt in (_SALT, ~_SALT)], axis=-1).view(np.int64)
+    return np.repeat(keys[:, None], pos, axis=1)
 
 
 _SALT = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64: every input bit changes every output bit with probability one half."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

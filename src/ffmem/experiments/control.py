@@ -69,6 +69,8 @@ def control_index(index: Index, model: MemoryModel, *, quiet: bool = False) -> I
             distinct=settings.distinct,
             column=settings.column,
             language=settings.language,
+            wikitext=settings.wikitext,
+            max_record=index.manifest.corpus.max_record,
             bos="on" if settings.bos else "off",
             negative="on" if settings.negative else "off",
         )
@@ -79,7 +81,7 @@ def control_settings(index: Index, eval: Any, **sizes: int) -> dict[str, Any]:
 
     That is the sizes and the seed, the text, the run, and the code of the experiments.
     """
-    sources = [] if eval is None else open_sources(eval, column=index.manifest.settings.column)
+    sources = [] if eval is None else open_sources(eval, **index.manifest.reading)
     return {
         "weights": CONTROL,
         **sizes,

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from ffmem.corpus.files import POCKET
 from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import POCKET, Source, open_source, open_sources
+from ffmem.corpus.sources import Source, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
+from ffmem.index.origin import sample_of
 from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
@@ -70,25 +72,40 @@ def sample_examples(
     that cannot be read again gives the sentences that the run has kept.
     """
     check_request(examples=count, seed=seed)
-    settings = index.manifest.settings
     chance = np.random.default_rng([seed, 1])
-    encoder = Encoder(model.tokenizer, model.context - int(settings.bos))
-    known = corpus_of(index) if eval is None else open_sources(eval, column=settings.column)
-    if known is None:
+    encoder = Encoder(model.tokenizer, model.context - int(index.manifest.settings.bos))
+    corpus = corpus_like(index, encoder, eval)
+    if corpus is None:
         kept = _kept(index)
         origin = (
             "sentences that the run kept for its triggers: its corpus cannot be read again, and no eval corpus was given"
         )
         drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
     else:
-        origin = ", ".join(source.name for source in known) + ("" if eval is not None else " (the indexed corpus itself)")
-        limit = None if eval is not None else settings.limit_tokens
-        unit = Unit.parse(settings.unit)
-        corpus = Corpus(known, encoder, unit, settings.language, SHARD_TOKENS, limit)
+        names = ", ".join(source.name for source in corpus.sources)
+        origin = names + ("" if eval is not None else " (the indexed corpus itself)")
         drawn = _draw(corpus, count, chance, quiet)
     if not drawn:
         raise CorpusError(f"expected sentences to draw examples from, found none in {origin}")
     return Examples([_example(sentence, chance) for sentence in encoder.with_ends(drawn)], origin, count)
+
+
+def corpus_like(index: Index, encoder: Encoder, eval: Any = None) -> Corpus | None:
+    """A text read and cut as the run's was: `eval`, or the run's own where none is given; None where that is gone."""
+    manifest, own = index.manifest, eval is None
+    sources = corpus_of(index) if own else open_sources(eval, **manifest.reading)
+    if sources is None:
+        return None
+    return Corpus(
+        sources,
+        encoder,
+        Unit.parse(manifest.settings.unit),
+        manifest.settings.language,
+        SHARD_TOKENS,
+        limit_tokens=manifest.settings.limit_tokens if own else None,
+        sample=sample_of(manifest) if own else None,
+        plain=manifest.settings.wikitext == "plain",
+    )
 
 
 def _example(sentence: Sentence, chance: np.random.Generator) -> Example:
@@ -117,7 +134,7 @@ def corpus_of(index: Index) -> list[Source] | None:
     names = index.manifest.corpus.sources
     if not all(name in POCKET or name.startswith("hf:") or Path(name).is_file() for name in names):
         return None
-    return [open_source(name, column=index.manifest.settings.column) for name in names]
+    return [open_source(name, **index.manifest.reading) for name in names]
 
 
 def _kept(index: Index) -> list[Sentence]:

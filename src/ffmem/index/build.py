@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from ffmem.corpus.plan import Corpus, Shard
+from ffmem.corpus.record import MAX_RECORD, parse_size
+from ffmem.corpus.sample import Sample
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -27,7 +29,7 @@ from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
 from ffmem.index.manifest import Counts, Manifest
-from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve
+from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve, resolve_wikitext, sample_of
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
     SENTENCE_SCHEMA,
@@ -49,6 +51,7 @@ from ffmem.progress import Reporter, reporting
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError, parse_layers
 
 ENGINES = ("local", "ray")
+_TURNED_BACK = "the text has WikiText's marks: turned back to plain text (--wikitext keep to leave them)"
 
 
 def build_index(
@@ -61,6 +64,8 @@ def build_index(
     distinct: str = "text",
     layers: Any = None,
     limit_tokens: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
     batch_tokens: int | str = "auto",
     shard_tokens: int | str = "auto",
     bos: str = "auto",
@@ -68,6 +73,8 @@ def build_index(
     stats: str = "auto",
     column: str = "text",
     language: str = "en",
+    wikitext: str = "auto",
+    max_record: int | str = MAX_RECORD,
     workers: int | None = None,
     devices: str | None = None,
     engine: str = "local",
@@ -81,7 +88,8 @@ def build_index(
 
     `model` is what `load_model` returns or takes (then `device`, `dtype` and so on may follow). `corpus` is a path, a
     list of `Path`s, a `hf:` name, a `Dataset` or an iterable of strings. The same call again continues a run that
-    was stopped, and opens one that is complete. `announce` is told what the run will take before it starts.
+    was stopped, and opens one that is complete. `announce` is told what the run will take before it starts. A record (a line
+    of a file, a row) of more than `max_record` bytes is an error; with a larger one a run that was stopped by it goes on.
 
     Several workers share the work, and the index is the same: `workers` processes (one a GPU where there are some, or one a
     share of them with a `device_map`), one for each of `devices` ("cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3"), or with
@@ -91,12 +99,18 @@ def build_index(
     _choice("negative", negative, ("auto", "on", "off"))
     _choice("stats", stats, ("auto", "full", "sample", "off"))
     _choice("engine", engine, ENGINES)
+    _choice("wikitext", wikitext, ("auto", "keep", "plain"))
     if not isinstance(top, int) or not 1 <= top <= 10_000:
         raise FfmemError(f"expected top from 1 to 10,000, found {top!r}")
     if limit_tokens is not None and limit_tokens < 1:
         raise FfmemError(f"expected limit-tokens of at least 1, found {limit_tokens}")
+    if sample is not None and sample < 1:
+        raise FfmemError(f"expected a sample of at least 1 record, found {sample}")
+    if not 0 <= seed < 1 << 63:
+        raise FfmemError(f"expected a seed from 0 to 2^63 - 1, found {seed}")
     parsed = Unit.parse(unit)
-    sources = open_sources(corpus, column=column)
+    max_record = parse_size(max_record)
+    sources = open_sources(corpus, column=column, max_record=max_record)
     folder = RunFolder(out)
     folder.check_own(overwrite=overwrite)  # before the model is loaded, which takes a while
     with _crew(model, load, workers, devices, engine, address, quiet) as crew:
@@ -109,6 +123,8 @@ def build_index(
             "distinct": distinct,
             "layers": parse_layers(layers, facts.layers),
             "limit_tokens": limit_tokens,
+            "sample": sample,
+            "seed": None if sample is None else seed,
             "batch_tokens": _count("batch-tokens", batch_tokens),
             "shard_tokens": _count("shard-tokens", shard_tokens),
             "bos": check_bos(bos, facts.bos, subject.name),
@@ -116,6 +132,7 @@ def build_index(
             "stats": stats,
             "language": language,
             "column": column,
+            "wikitext": wikitext,
         }
         context = min(facts.context - int(wanted["bos"]), (1 << POSITION_BITS) - 1)
         if parsed.tokens > context:
@@ -137,9 +154,17 @@ def build_index(
                 return index
             about = cache(partial(estimate_tokens, plan))
             if manifest is None:
+                wanted["wikitext"] = resolve_wikitext(wikitext, plan, subject)
+                plan.plain = wanted["wikitext"] == "plain"
+                if plan.plain and wikitext == "auto" and not quiet:
+                    print(f"ffmem: {_TURNED_BACK}", file=sys.stderr, flush=True)
+                if sample is not None:
+                    plan.sample = _drawn(plan, sample, seed, quiet)
                 resolved = resolve(wanted, about, subject)
             else:
                 resolved = agree(folder.path, manifest, wanted, subject, plan)
+                plan.sample = sample_of(manifest)
+                plan.plain = resolved.wikitext == "plain"
             plan.shard_tokens = resolved.shard_tokens
             tokens = None if quiet and not announce else about()
             if announce:
@@ -149,13 +174,15 @@ def build_index(
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
                 folder.clear()
-                folder.write_manifest(manifest)
             elif damaged := checkpoint.mend(folder, manifest.origin):
                 folder.log("damaged", files=damaged)
                 names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
                 if not quiet:
                     lost = f"{folder.path}: damaged and left out: {names}; what they held is read again"
                     print(f"ffmem: {lost}", file=sys.stderr, flush=True)
+            # It decides only whether the text can be read, so it may grow.
+            manifest = replace(manifest, corpus=replace(manifest.corpus, max_record=max_record))
+            folder.write_manifest(manifest)
             with reporting("indexing", quiet=quiet) as reporter:
                 run = _Run(folder, manifest, plan, reporter, tokens)
                 with ThreadPoolExecutor(1, "ffmem-tokens") as beside:
@@ -209,6 +236,15 @@ def _crew(
             yield crew
 
 
+def _drawn(plan: Corpus, size: int, seed: int, quiet: bool) -> Sample:
+    """A sample of the corpus, all of which is read once for it."""
+    with reporting("counting records", quiet=quiet) as reporter:
+        found = Sample(size, seed, plan.count(reporter.update))
+    if found.records <= size and not quiet:
+        print(f"ffmem: the text has {found.records:,} records: the sample is all of them", file=sys.stderr, flush=True)
+    return found
+
+
 def _worth_keeping(folder: RunFolder) -> bool:
     """Whether a run has anything to lose: it is complete, or a shard of it is."""
     manifest = folder.manifest()
@@ -225,6 +261,7 @@ def _opened(
 ) -> Index:
     """A complete run, if it is of this model, corpus and settings."""
     plan.shard_tokens = agree(folder.path, manifest, wanted, subject, plan).shard_tokens
+    plan.sample = sample_of(manifest)
     check_same_corpus(folder.path, manifest, plan)
     return open_index(folder.path, model=model)
 

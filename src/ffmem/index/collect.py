@@ -95,6 +95,7 @@ class LayerCollector:
         fused: bool | None = None,
     ) -> None:
         self.layer = layer
+        self.distinct = distinct
         self.every = every
         self.fused = can_fuse(device, t, distinct) if fused is None else fused
         signs: tuple[Sign, ...] = SIGNS if negative else SIGNS[:1]
@@ -290,7 +291,8 @@ def read_shard(
     """
     group: list[Batch] = []
     size = GROUP if any(collector.merged for collector in collectors.values()) else 1
-    for batch in ahead(lambda _: shard.batches(batch_tokens, bos), READY, name="ffmem-batches"):
+    by_document = any(collector.distinct == "document" for collector in collectors.values())
+    for batch in ahead(lambda _: shard.batches(batch_tokens, bos, by_document=by_document), READY, name="ffmem-batches"):
         read_batch(model, batch, collectors)
         group.append(batch)
         if len(group) == size:

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
+from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import OFTEN, Corpus
-from ffmem.corpus.sentences import Segmenter
-from ffmem.corpus.sources import TextFile, Texts
+from ffmem.corpus.sources import Texts
 from ffmem.index.histogram import BINS
 
 SAMPLE = 400
@@ -43,6 +43,8 @@ def estimate_tokens(corpus: Corpus) -> int | None:
     for texts in lists:
         tokens, share = _begin(corpus, texts)
         total += tokens / max(share, 1e-9)
+    if corpus.sample is not None:
+        total *= min(1.0, corpus.sample.size / max(1, corpus.sample.records))
     limit = corpus.limit_tokens
     return round(total) if limit is None else min(limit, round(total))
 
@@ -53,11 +55,11 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
     Tokens a character come from the first records; characters are counted further, since a packed file is read in
     large pieces and its share read is known only roughly near the start.
     """
-    segmenter = Segmenter(corpus.unit, corpus.language)
+    segmenter, encoder = corpus.tools
     records = source.records(Counter())
     first = list(islice(records, SAMPLE))
     units = [unit for record in first for unit in segmenter.split(record)]
-    tokens = sum(len(sentence.ids) for pieces in corpus.encoder.encode(units) for sentence in pieces) if units else 0
+    tokens = sum(len(sentence.ids) for pieces in encoder.encode(units) for sentence in pieces) if units else 0
     size = source.size() or 0
     sampled = characters = sum(map(len, first))
     for number, record in enumerate(records):

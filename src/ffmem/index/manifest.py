@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 FORMAT = 2
 """Of the manifest and of the files that it names."""
 State = Literal["building", "complete"]
-Distinct = Literal["text", "sentence", "none"]
+Distinct = Literal["text", "sentence", "document", "none"]
 """What makes two triggers of a cell different."""
 
 
@@ -53,10 +53,16 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """What a run notes of its text: the names of its sources, and once it has been read, the hash of all records."""
+    """What a run notes of its text."""
 
     sources: list[str]
+    """Their names."""
     hash: str = ""
+    """Of all records that were read, once they have been."""
+    records: int | None = None
+    """How many there are, of which a sample was drawn; None without a sample."""
+    max_record: int = 0
+    """Bytes that a record may have."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,12 @@ class Settings:
     stats: str
     language: str
     column: str
+    wikitext: str
+    """What becomes of WikiText's marks: `keep` or `plain`."""
+    sample: int | None = None
+    """Records that were drawn from the corpus; None for all of it."""
+    seed: int | None = None
+    """Of that sample."""
     stats_every: int | None = None
     """With sampled statistics: tokens with (sentence + position) divisible by this are measured."""
 
@@ -151,9 +163,15 @@ class Manifest:
         return self.state == "complete"
 
     @property
+    def reading(self) -> dict[str, Any]:
+        """What `open_sources` was told when the run was made, so that another text can be opened as its was."""
+        return {"column": self.settings.column, "max_record": self.corpus.max_record}
+
+    @property
     def origin(self) -> str:
         """A hash of all that is known of a run when it begins."""
-        begun = replace(self, state="building", corpus=replace(self.corpus, hash=""), counts=Counts(), skipped={}, files={})
+        corpus = replace(self.corpus, hash="", max_record=0)  # the latter may grow
+        begun = replace(self, state="building", corpus=corpus, counts=Counts(), skipped={}, files={})
         return _hash(replace(begun, values=None).as_dict())
 
     @property

@@ -13,6 +13,7 @@ import torch
 
 import ffmem
 from ffmem.corpus.plan import Corpus
+from ffmem.corpus.sample import Sample
 from ffmem.index.manifest import CorpusFacts, Manifest, ModelFacts, Settings, TokenizerFacts
 from ffmem.index.statistics import sample_every
 from ffmem.model.identity import tokenizer_hash
@@ -75,6 +76,19 @@ def auto_batch_tokens(cells: Sequence[int], dtype: str, device: str, layer_bytes
     return min(most, BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"]))
 
 
+def resolve_wikitext(wikitext: str, plan: Corpus, subject: Subject) -> str:
+    """What becomes of WikiText's marks, where that is to be found out: the paper's own models have read them."""
+    if wikitext != "auto":
+        return wikitext
+    return "plain" if subject.facts.family != "adaptive_lm" and plan.shows_marks() else "keep"
+
+
+def sample_of(manifest: Manifest) -> Sample | None:
+    """The sample that a run was made from; None where it is of the whole corpus."""
+    size, seed, records = manifest.settings.sample, manifest.settings.seed, manifest.corpus.records
+    return None if size is None or seed is None or records is None else Sample(size, seed, records)
+
+
 def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Subject) -> Settings:
     """Settings with every `auto` decided, once, when the run is created; `about` estimates the tokens of the corpus."""
     facts, kind = subject.facts, subject.facts.device
@@ -98,7 +112,7 @@ def new_manifest(subject: Subject, plan: Corpus, settings: Settings) -> Manifest
         ffmem=ffmem.__version__,
         model=subject.facts,
         tokenizer=TokenizerFacts(subject.tokenizer_hash),
-        corpus=CorpusFacts([source.name for source in plan.sources]),
+        corpus=CorpusFacts([source.name for source in plan.sources], records=plan.sample.records if plan.sample else None),
         settings=settings,
         environment=subject.environment,
     )

@@ -66,9 +66,9 @@ class TopTriggers:
     """The t best hits of each cell of one layer; only positive coefficients count.
 
     Rows are sorted by coefficient, then by place; an unused slot has coefficient 0 and place `EMPTY`. Hits with the
-    same key count as one, the best of them (with `distinct="none"` keys are ignored). A hit below its cell's
-    threshold, the t-th best so far, can never enter again, so it is dropped at once; the few survivors are kept
-    aside and let in now and then.
+    same key count as one, the best of them, however much they differ (with `distinct="none"` keys are ignored). A hit
+    below its cell's threshold, the t-th best so far, can never enter again, so it is dropped at once; the few survivors
+    are kept aside and let in now and then.
     """
 
     def __init__(self, cells: int, t: int, distinct: Distinct, device: torch.device | str = "cpu") -> None:
@@ -164,7 +164,7 @@ def best_of_rows(
     sentences: Int[Tensor, " batch"],
     keys: Int[Tensor, "batch pos 2"],
 ) -> None:
-    """Offer each sentence's best prefix (the earliest among equals), keyed by its text or by its sentence.
+    """Offer each sentence's best prefix (the earliest among equals), keyed by its text, its sentence or its document.
 
     `m` starts at the first token; `best` is its maximum over each row's tokens, or that of -m for negatives.
     """

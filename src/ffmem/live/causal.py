@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ffmem.corpus.plan import Corpus, padded, plan_batches
-from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import open_sources
+from ffmem.corpus.plan import padded, plan_batches
 from ffmem.corpus.tokens import Encoder
-from ffmem.experiments.examples import SHARD_TOKENS
+from ffmem.experiments.examples import corpus_like
 from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.experiments.resampling import MEANS, bootstrap
 from ffmem.index.reader import Index, open_index
@@ -68,7 +66,9 @@ def causal(
     thresholds = {cell: _threshold(index, cell, quantile) for cell in parse_cells(cells)}
     loaded = model_of(index, model, **load)
     index = Index(index.folder, index.manifest, loaded)
-    corpus = _corpus(index, loaded, eval)
+    encoder = Encoder(loaded.tokenizer, loaded.context - int(index.manifest.settings.bos))
+    corpus = corpus_like(index, encoder, eval)
+    assert corpus is not None, "an eval text is always there"
     bos = loaded.bos if index.manifest.settings.bos else None
     found = gather(loaded, corpus, thresholds, bos=bos, limit=prefixes, seed=seed, quiet=quiet)
     origin = ", ".join(source.name for source in corpus.sources)
@@ -190,14 +190,6 @@ def _threshold(index: Index, cell: Cell, quantile: float) -> float:
     if np.isnan(found):
         raise RunError(f"{index.path} has no quantiles of {cell}: no token of it was measured")
     return max(found, 0.0)
-
-
-def _corpus(index: Index, model: MemoryModel, eval: Any) -> Corpus:
-    """The held-out text, cut as the run's was."""
-    settings = index.manifest.settings
-    encoder = Encoder(model.tokenizer, model.context - int(settings.bos))
-    sources = open_sources(eval, column=settings.column)
-    return Corpus(sources, encoder, Unit.parse(settings.unit), settings.language, SHARD_TOKENS)
 
 
 def _facts(found: Gathered) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from ffmem.corpus.sentences import Segmenter, Unit
-from ffmem.corpus.sources import Source, is_heading
+from ffmem.corpus.sources import Source
+from ffmem.corpus.wikitext import is_heading
 from ffmem.corpus.workers import cores, shared
 from ffmem.index.whole import whole
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
