@@ -3,6 +3,8 @@
 import argparse
 import os
 import pickle
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -324,6 +326,51 @@ def test_a_truncated_file_is_one_line(stored, folder, kept, archive):
     whole = path.read_bytes()
     path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
     assert "found a damaged or foreign file" in error_of(path.parent)
+
+
+@pytest.mark.parametrize("layers", [4, 10**9])
+def test_more_layers_than_the_file_has_are_refused_before_they_are_named(stored, folder, layers):
+    stored["args"].decoder_layers = layers
+    assert re.search(rf"expected the {layers:,} layers of its decoder_layers, found tensors of 3$", error_of(folder(stored)))
+
+
+def test_a_tensor_that_repeats_itself_beyond_the_file_is_refused_before_it_is_copied(stored, folder):
+    stored["model"][FC1] = torch.zeros(1).expand(1 << 40, 32)
+    assert re.search(rf"expected no more than its [\d,]+ bytes, found \[{1 << 40}, 32\] at {FC1}$", error_of(folder(stored)))
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1 << 40, device="meta"), torch.zeros(64, 32).to_sparse()], ids=["nowhere", "sparse"]
+)
+def test_numbers_that_are_not_stored_are_refused(stored, folder, tensor):
+    stored["model"][FC1] = tensor
+    assert re.search(rf"expected stored numbers at {FC1}, found torch.\w+ on \w+$", error_of(folder(stored)))
+
+
+def test_an_archive_that_is_compressed_is_refused_before_it_is_unpacked(stored, folder):
+    made = folder(stored)
+    with zipfile.ZipFile(made / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(50_000_000))
+    assert re.search(
+        r"model\.pt: expected weights that are not compressed, found [\d,]+ bytes that unpack to 50,000,000$", error_of(made)
+    )
+
+
+def laughs():
+    """A list of lists that is short on disk and has 2**60 entries when it is written out."""
+    nested = ["ha"]
+    for _ in range(60):
+        nested = [nested, nested]
+    return nested
+
+
+@pytest.mark.parametrize("name", ["decoder_layers", "activation_fn", "decoder_output_dim", "adaptive_input_cutoff"])
+@pytest.mark.parametrize("value", ["digits", "lists"])
+def test_an_argument_that_is_endless_is_shown_in_a_few_words(stored, folder, name, value):
+    setattr(stored["args"], name, 10**600 if value == "digits" else laughs())
+    message = error_of(folder(stored))
+    assert f"expected {name} to " in message
+    assert len(message) < 500
 
 
 def test_a_byte_that_changed_in_a_weight_is_found(stored, folder):
