@@ -16,7 +16,7 @@ import typer
 
 import ffmem
 from ffmem.cli import live
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 from ffmem.words import FfmemError
 
@@ -83,6 +83,7 @@ def index(
     shard_tokens: Annotated[str, typer.Option(help="Tokens between two checkpoints, or `auto`.")] = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device_map: Annotated[
         str | None,
         typer.Option(help="`auto` spreads the model over all GPUs, or a worker's share of them (needs accelerate)."),
@@ -130,7 +131,9 @@ def index(
     """
     from ffmem.corpus.sources import open_source
     from ffmem.index.build import build_index
+    from ffmem.model.names import refuse_swapped
 
+    refuse_swapped(model, corpus)
     sources = [open_source(spec, column=column) for spec in corpus]
     note(quiet, f"loading {model}")
     announced: list[str] = []
@@ -165,6 +168,7 @@ def index(
             announce=None if quiet else announce,
             device=device,
             dtype=dtype,
+            trust_remote_code=trust_remote_code,
             device_map=device_map,
             revision=revision,
         )
@@ -212,6 +216,7 @@ def show(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show a cell: its triggers, what its value promotes and suppresses, its statistics.
 
@@ -224,7 +229,9 @@ def show(
     if model is not None and not opened.has_values:
         from ffmem.index.values import model_of
 
-        view = open_index(run, model=model_of(opened, model, device=device, dtype=dtype))[cell]
+        view = open_index(
+            run, model=model_of(opened, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+        )[cell]
     if as_json:
         print(json.dumps(show_json(view), ensure_ascii=False, indent=2))
         return
@@ -254,13 +261,16 @@ def values(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Add what every cell's value says: its most promoted and most suppressed tokens."""
     from ffmem.index.values import values as add_values
 
     note(quiet, "loading the run's model")
-    index = add_values(run, model, top=top, norm=norm, quiet=quiet, device=device, dtype=dtype)
+    index = add_values(
+        run, model, top=top, norm=norm, quiet=quiet, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     note(quiet, f"{run}: values of {len(index):,} cells. Next: ffmem show {run} L{index.layers[-1]}D0")
 
 
@@ -286,6 +296,7 @@ def experiments(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the paper's experiments on a run and its model; results are kept in the run.
@@ -309,6 +320,7 @@ def experiments(
         quiet=quiet,
         device=device,
         dtype=dtype,
+        trust_remote_code=trust_remote_code,
     )
     for result in results:
         print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ffmem.model.adaptive import rows
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.loading import known_name, quiet_transformers, stored_model
+from ffmem.model.loading import quiet_transformers, stored_model
+from ffmem.model.names import known_name
 from ffmem.words import ModelError
 
 
