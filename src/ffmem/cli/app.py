@@ -432,17 +432,24 @@ def train(
 @app.command()
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`) or a folder of `ffmem train`.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`), a folder of `ffmem train`, or a .gguf file."
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     rows8: Annotated[bool, typer.Option("--rows8", help="Weights as 8-bit rows: a quarter of the size.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the paper's original model, or one like it, as a Hugging Face folder."""
-    from ffmem.model.adaptive.convert import convert as write
+    """Write the paper's original model, one like it, or a .gguf file as a Hugging Face folder, which loads fast.
+
+    The folder appears whole or not at all; what a conversion that was killed left beside it is cleared by the next.
+    """
+    from ffmem.model.convert import convert as write
 
     note(quiet, f"reading {source}")
-    folder = write(source, out, rows8=rows8)
+    with _to_be_continued(f"{out} is not made"):
+        folder = write(source, out, rows8=rows8)
     size = gigabytes(sum(file.stat().st_size for file in folder.iterdir()))
     note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq, read_checkpoint
-from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.model.adaptive.network import AdaptiveLM, register
+from ffmem.model.convert import convert
 from ffmem.words import ModelError
 from tests.model.adaptive.conftest import SENTENCES, TINY
 
@@ -512,3 +514,24 @@ def test_load_gives_model_and_tokenizer(reference):
         with torch.inference_mode():
             found = model(input_ids=ids[None]).logits[0]
         torch.testing.assert_close(found, reference[f"{number}.log_probs"], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_converted_folder_gives_the_same_bits(stored, folder, tmp_path, reference, dtype):
+    stored["model"] = {key: t.to(dtype) if t.is_floating_point() else t for key, t in stored["model"].items()}
+    source = folder(stored)
+    assert convert(source, str(tmp_path / "new" / "converted")) == tmp_path / "new" / "converted"
+    out = tmp_path / "new" / "converted"
+    assert [path.name for path in out.parent.iterdir()] == ["converted"]  # nothing temporary stays
+    assert {"config.json", "model.safetensors"} <= {path.name for path in out.iterdir()}
+    register()
+    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    expected, expected_tokenizer = load_fairseq(source)
+    assert isinstance(model, AdaptiveLM)
+    assert model.dtype == expected.dtype == dtype
+    for number, sentence in enumerate(SENTENCES):
+        assert tokenizer(sentence).input_ids == expected_tokenizer(sentence).input_ids
+        ids = reference[f"{number}.ids"][None]
+        with torch.inference_mode():
+            assert torch.equal(model(input_ids=ids).logits, expected(input_ids=ids).logits)
