@@ -55,6 +55,15 @@ def test_with_a_device_map_they_share_the_gpus(gpus, count, workers, expected):
     assert all(one.load == {"device": "auto", "device_map": "auto"} for one in found)
 
 
+@pytest.mark.parametrize(
+    ("device_map", "devices"), [(None, None), ("auto", None), (None, "cpu,cpu"), (None, "cuda:0+cuda:1")]
+)
+def test_every_worker_is_told_whose_code_to_trust(gpus, device_map, devices):
+    gpus(4)
+    found = share_out({"device_map": device_map, "trust_remote_code": True}, 2, devices)
+    assert all(one.load["trust_remote_code"] is True for one in found)
+
+
 def test_gpus_may_be_named(gpus, monkeypatch):
     gpus(4)
     found = share_out({"dtype": "bf16"}, None, "cuda:0 + cuda:2, cuda:3")
