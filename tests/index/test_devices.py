@@ -56,7 +56,7 @@ def test_with_a_device_map_they_share_the_gpus(gpus, count, workers, expected):
 
 
 @pytest.mark.parametrize(
-    ("device_map", "devices"), [(None, None), ("auto", None), (None, "cpu,cpu"), (None, "cuda:0+cuda:1")]
+    ("device_map", "devices"), [(None, None), ("auto", None), (None, "cpu,cpu"), (None, "cuda:0+cuda:1,cuda:2+cuda:3")]
 )
 def test_every_worker_is_told_whose_code_to_trust(gpus, device_map, devices):
     gpus(4)
@@ -70,7 +70,9 @@ def test_gpus_may_be_named(gpus, monkeypatch):
     assert seen(found) == ["0,2", None]
     assert found[0].load == {"dtype": "bf16", "device": "auto", "device_map": "auto"}
     assert found[1].load == {"dtype": "bf16", "device": "cuda:3", "device_map": None}
-    assert [one.load["device_map"] for one in share_out({"device_map": "balanced"}, 1, "cuda:0+cuda:1")] == ["balanced"]
+    assert [one.load["device_map"] for one in share_out({"device_map": "balanced"}, 1, "cuda:0+cuda:1,cuda:2+cuda:3")] == [
+        "balanced"
+    ]
     # They are counted among those that this process may see.
     monkeypatch.setenv(SEEN, "4,5, GPU-1f,7")
     assert seen(share_out({}, 2, "cuda:0+cuda:2,cuda:1+cuda:3")) == ["4,GPU-1f", "5,7"]

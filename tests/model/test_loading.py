@@ -153,10 +153,16 @@ def test_a_damaged_folder_is_refused_by_its_name(copy, name, content):
     assert refusal(copy).startswith(f"{copy}: expected a causal language model")
 
 
-def test_a_folder_without_a_tokenizer_is_refused(copy):
-    for path in copy.glob("tokenizer*"):
-        path.unlink()
-    assert "tokenizer" in refusal(copy)
+@pytest.mark.parametrize("variant", ["gpt2", "llama"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, tokenizer, variant):
+    tiny_model(variant).save_pretrained(tmp_path)
+    assert "expected a tokenizer beside the weights, found none of its files (such as tokenizer.json)" in refusal(tmp_path)
+    assert load_model(tmp_path, tokenizer=tokenizer).layers == 3
+
+
+def test_a_tokenizer_without_its_words_is_refused(copy):
+    (copy / "tokenizer.json").unlink()
+    assert refusal(copy).startswith(f"{copy}: expected a tokenizer beside the weights, found: ")
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused_and_not_filled_with_random_ones(save):

@@ -127,7 +127,7 @@ def stored_model(
         config = read_config(place, name)
         try:
             if tokenizer is None:
-                tokenizer = transformers.AutoTokenizer.from_pretrained(place.folder, **place.arguments)
+                tokenizer = _tokenizer(place, name)
             if not trust_remote_code:
                 refuse_larger_than_files(config, name, place)
             extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
@@ -163,7 +163,23 @@ def read_config(place: Place, name: str) -> Any:
     return config
 
 
-def unloadable(error: Exception, name: str) -> ModelError:
+def _tokenizer(place: Place, name: str) -> Any:
+    """The tokenizer beside the weights; where it has no file at all, transformers would speak of its own classes."""
+    kinds = ("*token*", "vocab*", "merges*", "*.model", "*.py")
+    if not place.gguf and Path(place.folder).is_dir() and not any(any(Path(place.folder).glob(kind)) for kind in kinds):
+        raise ModelError(
+            f"{visible(name)}: expected a tokenizer beside the weights, found none of its files (such as tokenizer.json); "
+            "add them, or in Python give tokenizer="
+        )
+    try:
+        return transformers.AutoTokenizer.from_pretrained(place.folder, **place.arguments)
+    except Exception as error:  # as of a model
+        raise unloadable(error, name, expected="a tokenizer beside the weights") from error
+
+
+def unloadable(
+    error: Exception, name: str, *, expected: str = "a causal language model on disk or on the Hugging Face hub"
+) -> ModelError:
     """One line for whatever transformers says about a model that it cannot load."""
     why = visible(_first_line(error))
     if "trust_remote_code" in str(error):
@@ -173,9 +189,7 @@ def unloadable(error: Exception, name: str) -> ModelError:
         )
     if isinstance(error, ImportError):
         return ModelError(f"{visible(name)}: loading it needs a package that is not installed ({why})")
-    return ModelError(
-        f"{visible(name)}: expected a causal language model on disk or on the Hugging Face hub, found: {why[:300]}"
-    )
+    return ModelError(f"{visible(name)}: expected {expected}, found: {why[:300]}")
 
 
 def refuse_wrong_settings(
