@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ffmem.live.intervene import intervene as intervene
     from ffmem.live.recipe import recipe as recipe
     from ffmem.live.trace import trace as trace
-    from ffmem.model.adaptive.convert import convert as convert
+    from ffmem.model.convert import convert as convert
     from ffmem.model.loading import load_model as load_model
     from ffmem.model.memories import MemoryModel as MemoryModel
     from ffmem.reports.page import report as report
@@ -47,7 +47,7 @@ _HOMES = {
     "build_index": "ffmem.index.build",
     "causal": "ffmem.live.causal",
     "compare": "ffmem.live.comparison",
-    "convert": "ffmem.model.adaptive.convert",
+    "convert": "ffmem.model.convert",
     "demo": "ffmem.demonstration",
     "export": "ffmem.index.export",
     "intervene": "ffmem.live.intervene",

@@ -1,12 +1,14 @@
 """The command line, end to end, in this process and in one of its own."""
 
+import inspect
 import json
 import subprocess
 import sys
 
 import pytest
 
-from ffmem.cli.app import main
+from ffmem.cli.app import app, main
+from ffmem.words import FfmemError
 from tests.tiny import some_text
 
 
@@ -168,3 +170,52 @@ def test_the_version_is_the_package_s(capsys):
     import ffmem
 
     assert call(capsys, "--version")[1] == f"ffmem {ffmem.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [
+        (["index", "MODEL", "pocket", "-o", "out"], "ffmem.index.build.build_index"),
+        (["values", "RUN"], "ffmem.index.values.values"),
+        (["experiments", "RUN", "--eval", "pocket"], "ffmem.experiments.run.run_experiments"),
+        (["trace", "MODEL", "The king"], "ffmem.model.loading.load_model"),
+        (["trace", "MODEL", "The king", "--run", "RUN"], "ffmem.index.values.model_of"),
+        (["intervene", "MODEL", "The king", "--edit", "L1D1=0"], "ffmem.live.comparison.compare"),
+        (["intervene", "MODEL", "The king", "--edit", "L1D1=0", "--export"], "ffmem.live.recipe.recipe"),
+        (["causal", "RUN", "L1D1", "--eval", "pocket"], "ffmem.live.causal.causal"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_of_a_model_is_trusted_by_every_command_that_is_told_so(capsys, run, monkeypatch, command, called, trusted):
+    given = []
+
+    def stop(*_, **settings):
+        given.append(settings["trust_remote_code"])
+        raise FfmemError("stopped here")
+
+    monkeypatch.setattr(called, stop)
+    arguments = [str(run) if part == "RUN" else part for part in command] + ["--trust-remote-code"] * trusted
+    code, _, err = call(capsys, *arguments)
+    assert (code, given) == (1, [trusted])
+    assert "stopped here" in err
+
+
+def test_every_command_that_takes_a_dtype_can_be_told_to_trust_code():
+    commands = [command.callback for command in app.registered_commands]
+    loading = {command.__name__ for command in commands if "dtype" in inspect.signature(command).parameters}
+    trusting = {command.__name__ for command in commands if "trust_remote_code" in inspect.signature(command).parameters}
+    assert loading == trusting == {"index", "show", "values", "experiments", "trace", "intervene", "causal"}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["index", "TEXT", "wiki16", "-o", "out"], "wiki16 is a model and TEXT a text: the other way round?"),
+        (["trace", "The king left", "wiki16"], "wiki16 is a model and The king left a text: the other way round?"),
+    ],
+)
+def test_arguments_in_the_wrong_order_are_told(capsys, text, command, said):
+    code, _, err = call(capsys, *[str(text) if part == "TEXT" else part for part in command])
+    assert code == 1
+    assert said.replace("TEXT", str(text)) in err

@@ -55,13 +55,24 @@ def test_with_a_device_map_they_share_the_gpus(gpus, count, workers, expected):
     assert all(one.load == {"device": "auto", "device_map": "auto"} for one in found)
 
 
+@pytest.mark.parametrize(
+    ("device_map", "devices"), [(None, None), ("auto", None), (None, "cpu,cpu"), (None, "cuda:0+cuda:1,cuda:2+cuda:3")]
+)
+def test_every_worker_is_told_whose_code_to_trust(gpus, device_map, devices):
+    gpus(4)
+    found = share_out({"device_map": device_map, "trust_remote_code": True}, 2, devices)
+    assert all(one.load["trust_remote_code"] is True for one in found)
+
+
 def test_gpus_may_be_named(gpus, monkeypatch):
     gpus(4)
     found = share_out({"dtype": "bf16"}, None, "cuda:0 + cuda:2, cuda:3")
     assert seen(found) == ["0,2", None]
     assert found[0].load == {"dtype": "bf16", "device": "auto", "device_map": "auto"}
     assert found[1].load == {"dtype": "bf16", "device": "cuda:3", "device_map": None}
-    assert [one.load["device_map"] for one in share_out({"device_map": "balanced"}, 1, "cuda:0+cuda:1")] == ["balanced"]
+    assert [one.load["device_map"] for one in share_out({"device_map": "balanced"}, 1, "cuda:0+cuda:1,cuda:2+cuda:3")] == [
+        "balanced"
+    ]
     # They are counted among those that this process may see.
     monkeypatch.setenv(SEEN, "4,5, GPU-1f,7")
     assert seen(share_out({}, 2, "cuda:0+cuda:2,cuda:1+cuda:3")) == ["4,GPU-1f", "5,7"]

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from ffmem import open_index
-from ffmem.experiments.run import NAMES
 from ffmem.index.folder import EXPERIMENTS, PARTS, RunFolder
 from ffmem.reports.curves import FIGURES
 from ffmem.words import RunError
@@ -78,9 +77,13 @@ def test_no_run_an_empty_folder_and_a_file_are_told_apart(tmp_path):
 
 
 def test_whatever_an_experiment_or_a_report_writes_is_known_to_be_of_the_run():
-    assert set(EXPERIMENTS) == set(NAMES)
     written = [f"figures/{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
-    written += [f"results/{at}{name}.{ending}" for at in ("", "random/") for name in NAMES for ending in ("json", "parquet")]
+    written += [
+        f"results/{at}{name}.{ending}"
+        for at in ("", "random/")
+        for name in (*EXPERIMENTS, "causal")
+        for ending in ("json", "parquet")
+    ]
     assert all(map(PARTS.fullmatch, written))
 
 

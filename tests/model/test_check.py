@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig
 
 from ffmem.model import loading
 from ffmem.model.check import SelfCheck, check, probe_ids, refuse_unless_sound
@@ -86,13 +85,6 @@ def test_bloom_that_slices_its_value_matrix_is_refused(changed, tokenizer):
 def test_a_model_that_looks_ahead_is_refused_for_that_alone(tokenizer, variant, dtype):
     with pytest.raises(ModelError, match=r"fails the self-check: causality \S+ > \S+$"):
         load_model(looks_ahead(variant, dtype), tokenizer=tokenizer)
-
-
-def test_bert_as_an_encoder_is_refused_for_looking_ahead(tokenizer):
-    sizes = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    model = AutoModelForCausalLM.from_config(BertConfig(**sizes, is_decoder=False))
-    with pytest.raises(ModelError, match=r"BertLMHeadModel, found by shape\) fails the self-check: causality "):
-        load_model(model, tokenizer=tokenizer)
 
 
 def test_a_hook_that_changes_the_logits_is_told(memories, monkeypatch):

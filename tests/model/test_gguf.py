@@ -1,10 +1,17 @@
 """A GGUF file, written here with the gguf package, is loaded through transformers and read like any model."""
 
+import struct
+import time
+
 import gguf
 import pytest
 import torch
 
-from ffmem import build_index, load_model
+from ffmem import build_index, convert, load_model
+from ffmem.model import gguf_file as module
+from ffmem.model.loading import stored_model
+from ffmem.model.shape import shape_of
+from ffmem.words import ModelError
 from tests.tiny import WORDS, tiny_model
 
 NAMES = {
@@ -72,3 +79,90 @@ def test_a_gguf_file_gives_the_memories_it_was_made_from(gguf_file, source, tmp_
     index = build_index(model, ["a b c d", "c a b"], out=tmp_path / "run", unit="line", quiet=True)
     assert index.counts["tokens"] > 0
     assert index.manifest.model.name == str(gguf_file)
+
+
+def test_the_file_is_parsed_once_a_load_and_the_package_is_left_as_it_was(gguf_file, monkeypatch):
+    before = gguf.GGUFReader
+    parsed = []
+    plain = gguf.GGUFReader.__init__
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda self, *args: parsed.append(args) or plain(self, *args))
+    for times in (1, 2):
+        stored_model(str(gguf_file))
+        assert len(parsed) == times
+    assert gguf.GGUFReader is before
+
+
+def test_a_file_is_converted_to_a_folder_with_the_same_coefficients(gguf_file, tmp_path, ids):
+    folder = convert(gguf_file, tmp_path / "folder")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    assert "quantization" not in (folder / "config.json").read_text()
+    before, after = load_model(gguf_file), load_model(folder)
+    assert after.tokenizer("a b c d")["input_ids"] == before.tokenizer("a b c d")["input_ids"]
+    for ours, theirs in zip(before.record(ids).m, after.record(ids).m, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_gguf_file_has_no_rows(gguf_file, tmp_path):
+    with pytest.raises(ModelError, match=r"expected a model of the paper's kind \(adaptive_lm\), found a LlamaForCausalLM"):
+        convert(gguf_file, tmp_path / "folder", rows8=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_reads_the_shape_of_a_gguf_file(gguf_file, source):
+    shape = shape_of(gguf_file)
+    assert shape.parameters == sum(one.numel() for one in source.parameters())
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_without_the_extra_the_error_says_what_to_install(gguf_file, monkeypatch, package):
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else name)
+    with pytest.raises(ModelError, match=rf"needs the {package} package: pip install 'ffmem\[gguf\]'"):
+        load_model(gguf_file)
+
+
+STRINGS = struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5) + b"llama"
+
+
+def array(kind, length):
+    return struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, length)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GGUF",
+        b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + STRINGS + array(4, 2**60),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + STRINGS + array(8, 2**60),
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + STRINGS + struct.pack("<Q1sIQQIQ", 1, b"t", 2, 2**40, 2**40, 0, 0),
+    ],
+    ids=["magic", "tensors", "values", "numbers", "strings", "shape"],
+)
+def test_counts_that_the_file_is_too_short_for_are_refused_at_once(content, tmp_path):
+    path = tmp_path / "short.gguf"
+    path.write_bytes(content)
+    begin = time.monotonic()
+    with pytest.raises(ModelError) as caught:
+        load_model(path)
+    assert str(caught.value).startswith(f"{path}: expected ")
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_file_cut_short_is_one_line(gguf_file, tmp_path):
+    content = gguf_file.read_bytes()
+    for share in (0.05, 0.3, 0.999):
+        path = tmp_path / "cut.gguf"
+        path.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(ModelError, match="expected a causal language model"):
+            load_model(path)
+
+
+def test_a_file_whose_layers_are_not_there_is_refused(gguf_file, tmp_path):
+    content = gguf_file.read_bytes()
+    at = content.index(b"llama.block_count") + len("llama.block_count") + 4
+    path = tmp_path / "layers.gguf"
+    path.write_bytes(content[:at] + struct.pack("<I", 10**9) + content[at + 4 :])
+    with pytest.raises(ModelError, match=r"expected num_hidden_layers to be 1 to 1,024, found 1,000,000,000"):
+        load_model(path)

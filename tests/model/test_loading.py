@@ -1,12 +1,17 @@
 """Models from folders, ids and memory; every refusal is one line that says what to mend."""
 
+import json
 import shutil
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from ffmem.model import loading
 from ffmem.model.loading import load_model
+from ffmem.model.shape import shape_of
 from ffmem.words import ModelError
 from tests.tiny import tiny_model
 
@@ -148,28 +153,30 @@ def test_a_damaged_folder_is_refused_by_its_name(copy, name, content):
     assert refusal(copy).startswith(f"{copy}: expected a causal language model")
 
 
-def test_a_folder_without_a_tokenizer_is_refused(copy):
-    for path in copy.glob("tokenizer*"):
-        path.unlink()
-    assert "tokenizer" in refusal(copy)
+@pytest.mark.parametrize("variant", ["gpt2", "llama"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, tokenizer, variant):
+    tiny_model(variant).save_pretrained(tmp_path)
+    assert "expected a tokenizer beside the weights, found none of its files (such as tokenizer.json)" in refusal(tmp_path)
+    assert load_model(tmp_path, tokenizer=tokenizer).layers == 3
+
+
+def test_a_tokenizer_without_its_words_is_refused(copy):
+    (copy / "tokenizer.json").unlink()
+    assert refusal(copy).startswith(f"{copy}: expected a tokenizer beside the weights, found: ")
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused_and_not_filled_with_random_ones(save):
-    assert "lm_head.weight" in refusal(save(tiny_model("llama").model))
+    folder = save(tiny_model("llama"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "found none for lm_head.weight" in refusal(folder)
 
 
 def test_a_broken_gguf_file_is_refused_by_its_name(tmp_path):
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"junk")
     assert refusal(path).startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize("source", ["gpt2", "openai-community/gpt2", "not an id!"])
-def test_an_id_that_cannot_be_fetched_is_one_clear_line(source, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    message = refusal(source)
-    assert message.startswith(f"{source}: expected a causal language model on disk or on the Hugging Face hub, found: ")
-    assert len(message) < 300
 
 
 def test_an_unknown_device_is_refused(tokenizer):
@@ -195,27 +202,154 @@ def test_an_unknown_dtype_is_refused(tokenizer):
     assert message == "expected dtype auto, float32, fp32, bfloat16, bf16, float16, fp16, found 'int8'"
 
 
+@pytest.mark.parametrize("settings", [{"dtype": "int8"}, {"device": "toaster"}])
+def test_a_dtype_or_device_that_is_none_is_told_before_weights_are_read(gpt2_folder, monkeypatch, settings):
+    monkeypatch.setattr(loading, "stored_model", lambda *_, **__: pytest.fail("the model was read"))
+    assert refusal(gpt2_folder, **settings).startswith(f"expected {'a ' * ('device' in settings)}{next(iter(settings))} ")
+
+
 @pytest.mark.parametrize(
-    ("model_type", "settings"),
+    ("setting", "value"),
     [
-        ("mixtral", {"num_local_experts": 4}),
-        ("qwen3_moe", {"num_experts": 5, "moe_intermediate_size": 16, "head_dim": 8}),
+        ("dtype", torch.float16),
+        ("dtype", None),
+        ("device", 0),
+        ("device_map", {"": 0}),
+        ("revision", 7),
+        ("tokenizer", "gpt2"),
+        ("trust", "yes"),
     ],
 )
-def test_a_model_with_experts_is_refused_by_name_with_their_count(changed, save, tokenizer, model_type, settings):
-    model = changed("llama", model_type, **settings)
-    count = next(iter(settings.values()))
-    reason = f"is a {model_type} with {count} experts a layer; models with experts are not supported yet, use a dense one"
-    assert refusal(model, tokenizer=tokenizer) == f"{type(model).__name__} {reason}"
-    folder = save(model)
-    assert refusal(folder) == f"{folder} {reason}"
+def test_a_setting_of_the_wrong_type_is_one_line(setting, value):
+    settings = {"tokenizer": None, "revision": None, "device": "cpu", "dtype": "auto", "device_map": None}
+    with pytest.raises(ModelError, match=r"^expected [^\n]*, found [^\n]*$"):
+        loading.refuse_wrong_settings(**(settings | {setting: value}))
 
 
-def test_a_model_without_an_unembedding_is_refused(tokenizer):
-    assert "GPT2Model" in refusal(tiny_model("gpt2").base_model, tokenizer=tokenizer)
+# ---- the tokenizer
 
 
-def test_an_encoder_with_a_decoder_is_refused(tokenizer):
-    sizes = {"vocab_size": 101, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
-    assert "T5ForConditionalGeneration" in refusal(model.eval(), tokenizer=tokenizer)
+def words_to(count):
+    return {"</s>": 0, "<unk>": 1, **{f"w{number}": number for number in range(2, count)}}
+
+
+def with_tokenizer(folder, vocabulary, *, kind=models.WordLevel, **special):
+    """A folder whose tokenizer is another one; `special` tokens are those it is told of."""
+    for path in folder.glob("*token*"):
+        path.unlink()
+    made = Tokenizer(kind(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    return folder
+
+
+def test_a_tokenizer_of_another_model_is_refused_at_load(copy):
+    folder = with_tokenizer(copy, words_to(102), unk_token="<unk>")
+    expected = (
+        "expected a tokenizer for the model's 101 embeddings, found one of another model: its token 'w101' has the id 101"
+    )
+    assert refusal(folder) == f"{folder}: {expected}"
+
+
+def test_ids_count_and_not_how_many_there_are(copy):
+    folder = with_tokenizer(copy, {"</s>": 0, "<unk>": 1, "late": 500}, unk_token="<unk>")
+    assert "'late' has the id 500" in refusal(folder)
+
+
+def test_a_tokenizer_in_memory_is_checked_alike(gpt2_folder, copy):
+    tokenizer = load_model(with_tokenizer(copy, words_to(90), unk_token="<unk>")).tokenizer  # padded embeddings: accepted
+    tokenizer.add_tokens([f"new{number}" for number in range(20)])
+    assert "has the id 109" in refusal(gpt2_folder, tokenizer=tokenizer)
+
+
+def test_a_special_token_needs_no_embedding_unless_it_begins_a_sentence(copy):
+    assert (
+        load_model(with_tokenizer(copy, words_to(101), unk_token="<unk>", pad_token="<pad>")).tokenizer.pad_token_id == 101
+    )
+    assert "'<s>' has the id 101" in refusal(with_tokenizer(copy, words_to(101), unk_token="<unk>", bos_token="<s>"))
+
+
+@pytest.mark.parametrize("kind", [models.WordLevel, models.WordPiece])
+def test_a_tokenizer_that_has_nothing_for_unknown_words_is_refused(copy, kind):
+    folder = with_tokenizer(copy, {"</s>": 0, "king": 1}, kind=kind)
+    assert "expected a tokenizer with a token for unknown words, found none ('<unk>' is not in" in refusal(folder)
+
+
+# ---- code that comes with a model
+
+CONFIG = """
+from transformers import GPT2Config
+with open({marker!r}, "a") as marker:
+    marker.write("config")
+class Config(GPT2Config):
+    model_type = "gpt2-of-its-own"
+"""
+MODEL = """
+from transformers import GPT2LMHeadModel
+from .configuration import Config
+with open({marker!r}, "a") as marker:
+    marker.write("model")
+class Model(GPT2LMHeadModel):
+    config_class = Config
+"""
+TOKENIZER = """
+from transformers import PreTrainedTokenizerFast
+with open({marker!r}, "a") as marker:
+    marker.write("tokenizer")
+class Words(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def own_code(copy, tmp_path, monkeypatch):
+    """A folder whose config, model and tokenizer are Python beside them, which leaves a marker when it is run."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    marker = tmp_path / "marker"
+    for name, code in (("configuration", CONFIG), ("modeling", MODEL), ("words", TOKENIZER)):
+        (copy / f"{name}.py").write_text(code.format(marker=str(marker)))
+
+    def change(name, **entries):
+        path = copy / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+    parts = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
+    change("config.json", model_type="gpt2-of-its-own", auto_map=parts)
+    change("tokenizer_config.json", tokenizer_class="Words", auto_map={"AutoTokenizer": [None, "words.Words"]})
+    return copy, marker
+
+
+def test_code_of_a_folder_is_never_run_unasked_and_the_user_is_not_asked(own_code):
+    folder, marker = own_code
+    message = refusal(folder)
+    assert message.startswith(f"{folder} brings Python code of its own, which is not run; ")
+    assert message.endswith("say --trust-remote-code (in Python trust_remote_code=True)")
+    with pytest.raises(ModelError, match="brings Python code of its own"):
+        shape_of(folder)
+    assert not marker.exists()
+
+
+def test_code_of_a_tokenizer_alone_is_not_run_either(own_code, gpt2_folder):
+    folder, marker = own_code
+    shutil.copy(gpt2_folder / "config.json", folder)
+    assert type(load_model(folder).tokenizer).__name__ != "Words"  # transformers has a class for its files
+    assert not marker.exists()
+
+
+def test_code_of_a_folder_is_run_where_it_is_trusted(own_code, ids):
+    folder, marker = own_code
+    model = load_model(folder, trust_remote_code=True)
+    assert {"config", "model", "tokenizer"} == {
+        part for part in ("config", "model", "tokenizer") if part in marker.read_text()
+    }
+    assert (type(model.model).__name__, model.found_by_shape) == ("Model", True)
+
+
+def test_code_for_a_known_type_gives_way_to_what_transformers_has(own_code):
+    folder, marker = own_code
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "gpt2"}))
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert type(load_model(folder).model).__name__ == "GPT2LMHeadModel"
+    assert not marker.exists()

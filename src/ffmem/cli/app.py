@@ -16,7 +16,7 @@ import typer
 
 import ffmem
 from ffmem.cli import live
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 from ffmem.words import FfmemError
 
@@ -88,6 +88,7 @@ def index(
     shard_tokens: Annotated[str, typer.Option(help="Tokens between two checkpoints, or `auto`.")] = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device_map: Annotated[
         str | None,
         typer.Option(help="`auto` spreads the model over all GPUs, or a worker's share of them (needs accelerate)."),
@@ -146,7 +147,9 @@ def index(
     from ffmem.corpus.record import parse_size
     from ffmem.corpus.sources import open_source
     from ffmem.index.build import build_index
+    from ffmem.model.names import refuse_swapped
 
+    refuse_swapped(model, corpus)
     sources = [open_source(spec, column=column, max_record=parse_size(max_record)) for spec in corpus]
     note(quiet, f"loading {model}")
     announced: list[str] = []
@@ -185,6 +188,7 @@ def index(
             announce=None if quiet else announce,
             device=device,
             dtype=dtype,
+            trust_remote_code=trust_remote_code,
             device_map=device_map,
             revision=revision,
         )
@@ -235,6 +239,7 @@ def show(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show cells: their triggers, what their values promote and suppress, their statistics.
 
@@ -251,7 +256,8 @@ def show(
     if model is not None and not opened.has_values:
         from ffmem.index.values import model_of
 
-        opened = open_index(run, model=model_of(opened, model, device=device, dtype=dtype))
+        load = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        opened = open_index(run, model=model_of(opened, model, **load))
         views = [opened[cell] for cell in cells]
     if as_json:
         found = [show_json(view, top) for view in views]
@@ -285,13 +291,16 @@ def values(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Add what every cell's value says: its most promoted and most suppressed tokens."""
     from ffmem.index.values import values as add_values
 
     note(quiet, "loading the run's model")
-    index = add_values(run, model, top=top, norm=norm, quiet=quiet, device=device, dtype=dtype)
+    index = add_values(
+        run, model, top=top, norm=norm, quiet=quiet, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     note(quiet, f"{run}: values of {len(index):,} cells. Next: ffmem show {run} L{index.layers[-1]}D0")
 
 
@@ -329,6 +338,7 @@ def experiments(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the paper's experiments on a run and its model; results are kept in the run.
@@ -364,6 +374,7 @@ def experiments(
         quiet=quiet,
         device=device,
         dtype=dtype,
+        trust_remote_code=trust_remote_code,
     )
     for result in results:
         print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
@@ -479,17 +490,24 @@ def train(
 @app.command()
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`) or a folder of `ffmem train`.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`), a folder of `ffmem train`, or a .gguf file."
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     rows8: Annotated[bool, typer.Option("--rows8", help="Weights as 8-bit rows: a quarter of the size.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the paper's original model, or one like it, as a Hugging Face folder."""
-    from ffmem.model.adaptive.convert import convert as write
+    """Write the paper's original model, one like it, or a .gguf file as a Hugging Face folder, which loads fast.
+
+    The folder appears whole or not at all; what a conversion that was killed left beside it is cleared by the next.
+    """
+    from ffmem.model.convert import convert as write
 
     note(quiet, f"reading {source}")
-    folder = write(source, out, rows8=rows8)
+    with _to_be_continued(f"{out} is not made"):
+        folder = write(source, out, rows8=rows8)
     size = gigabytes(sum(file.stat().st_size for file in folder.iterdir()))
     note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
 

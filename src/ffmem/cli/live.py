@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
@@ -30,6 +30,7 @@ def trace(
     as_json: AsJson = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Show how a prediction comes to be: layer by layer, and which memory cells push a token up or down.
@@ -40,10 +41,12 @@ def trace(
     from ffmem.index.values import model_of
     from ffmem.live.trace import trace as follow
     from ffmem.model.loading import load_model
+    from ffmem.model.names import refuse_swapped
 
+    refuse_swapped(model, [prompt])
     note(quiet, f"loading {model}")
     index = None if run is None else open_index(run)
-    load = {"device": device, "dtype": dtype}
+    load: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
     found = follow(loaded, prompt, at=at, target=target, cells=cells, of=of, run=index, grid=grid)
     print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else str(found))
@@ -74,6 +77,7 @@ def intervene(
     as_json: AsJson = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Change the coefficients of some cells and see what the model says then.
@@ -86,7 +90,7 @@ def intervene(
 
     note(quiet, f"loading {model}")
     if export:
-        print(recipe(model, *edit, at=at, run=run, device=device, dtype=dtype), end="")
+        print(recipe(model, *edit, at=at, run=run, device=device, dtype=dtype, trust_remote_code=trust_remote_code), end="")
         return
     found = compare(
         model,
@@ -102,6 +106,7 @@ def intervene(
         seed=seed,
         device=device,
         dtype=dtype,
+        trust_remote_code=trust_remote_code,
     )
     print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else "\n".join(found.lines()))
 
@@ -120,6 +125,7 @@ def causal(
     model: OtherModel = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
 ) -> None:
     """Does a cell do what its value promises? Switch it off where it fires, and where it does not.
@@ -150,6 +156,7 @@ def causal(
         quiet=quiet,
         device=device,
         dtype=dtype,
+        trust_remote_code=trust_remote_code,
     )
     print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(causal_lines(result)))
     note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")

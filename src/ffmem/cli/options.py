@@ -15,6 +15,10 @@ Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, ..."
 Dtype = Annotated[
     str, typer.Option(help="`auto`, `float32`, `bfloat16` or `float16`. Auto: float32 on a CPU, else as stored.")
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with the model. Never asked; read it first."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
 OtherModel = Annotated[
     str | None,

@@ -44,8 +44,9 @@ from ffmem.index.tables import (
 )
 from ffmem.index.top import DISTINCT, POSITION_BITS
 from ffmem.index.worker import Worker, make_collectors
-from ffmem.model.loading import known_name, load_model
+from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel, check_bos
+from ffmem.model.names import known_name
 from ffmem.model.pieces import token_texts
 from ffmem.progress import Reporter, reporting
 from ffmem.words import CorpusError, FfmemError, ModelError, RunError, parse_layers

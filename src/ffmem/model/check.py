@@ -1,13 +1,15 @@
-"""The self-check a model passes at load: are these really its memories, and is it left untouched?"""
+"""What a model passes at load: its tokenizer fits, these are really its memories, and it is left untouched."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import HALF_TOLERANCE, TOLERANCE, relative_error
+from ffmem.text import visible
 from ffmem.words import ModelError
 
 PROBE = 12
@@ -86,6 +88,34 @@ def refuse_unless_sound(model: MemoryModel) -> SelfCheck:
         how = "found by shape" if model.found_by_shape else f"read as {model.family.name}"
         raise ModelError(f"{model.name} ({type(model.model).__name__}, {how}) fails the self-check: {'; '.join(failures)}")
     return result
+
+
+def refuse_unfit_tokenizer(tokenizer: Any, model: Any, name: str) -> None:
+    """An error for a tokenizer of another model, one without words, or one that has nothing for words it does not know.
+
+    A model may have more rows than its tokenizer has tokens: many are padded to a round number. Special tokens, such as
+    one for padding, may have no row, because no text becomes one of them; but the one that begins a sentence needs its own.
+    """
+    where = visible(name)
+    special = {*tokenizer.all_special_tokens, *(str(one) for one in tokenizer.added_tokens_decoder.values() if one.special)}
+    words = {token: id for token, id in tokenizer.get_vocab().items() if token not in special}
+    if not words:
+        raise ModelError(f"{where}: expected a tokenizer beside the weights, found one without words; add its files")
+    rows = model.config.get_text_config().vocab_size
+    if tokenizer.bos_token is not None:
+        words[tokenizer.bos_token] = tokenizer.bos_token_id
+    token, last = max(words.items(), key=lambda item: item[1])
+    if last >= rows:
+        raise ModelError(
+            f"{where}: expected a tokenizer for the model's {rows:,} embeddings, found one of another model: "
+            f"its token {visible(token)!r} has the id {last:,}"
+        )
+    kind: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if type(kind).__name__ in ("WordLevel", "WordPiece") and kind.token_to_id(kind.unk_token) is None:
+        raise ModelError(
+            f"{where}: expected a tokenizer with a token for unknown words, found none ({visible(kind.unk_token)!r} is not "
+            "in its vocabulary), so that it fails at the first such word; add the token to tokenizer.json"
+        )
 
 
 def probe_ids(model: MemoryModel) -> torch.Tensor:

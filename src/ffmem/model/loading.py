@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +15,17 @@ import transformers
 
 from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq
 from ffmem.model.adaptive.network import register
-from ffmem.model.check import refuse_unless_sound
+from ffmem.model.check import refuse_unfit_tokenizer, refuse_unless_sound
 from ffmem.model.discovery import discover
-from ffmem.model.families import FAMILIES, experts_of
+from ffmem.model.families import FAMILIES
+from ffmem.model.gguf_file import parsed_once
 from ffmem.model.identity import model_hash
+from ffmem.model.kinds import READ, refuse_headless, refuse_other_kinds
 from ffmem.model.memories import MemoryModel
+from ffmem.model.names import Place, known_name, place_of
 from ffmem.model.process import Shared
+from ffmem.model.sizes import refuse_larger_than_files, refuse_mad_sizes
+from ffmem.text import visible
 from ffmem.words import ModelError
 
 DTYPES = {
@@ -31,8 +36,6 @@ DTYPES = {
     "float16": torch.float16,
     "fp16": torch.float16,
 }
-BUNDLED = {"wiki16": Path(__file__).with_name("wiki16")}
-"""Models that come with ffmem, by their names."""
 
 
 def load_model(
@@ -43,14 +46,18 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     device_map: str | None = None,
+    trust_remote_code: bool = False,
 ) -> MemoryModel:
     """Load a causal transformer and check that its memories can be read.
 
     `source` is `wiki16`, which comes with ffmem, a Hugging Face id, a local folder (the original model as fairseq wrote
     it too), a `.gguf` file, or a `PreTrainedModel` in memory (with its `tokenizer`). `device="auto"` takes a GPU where
     there is one; `dtype="auto"` is float32 on a CPU and the checkpoint's own on a GPU. A model in memory stays where and
-    as it is, in eval mode; no weight is ever changed.
+    as it is, in eval mode; no weight is ever changed. `trust_remote_code=True` runs Python code that comes with the model.
     """
+    refuse_wrong_settings(
+        tokenizer=tokenizer, revision=revision, device=device, dtype=dtype, device_map=device_map, trust=trust_remote_code
+    )
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
         return source
@@ -59,16 +66,20 @@ def load_model(
     if in_memory:
         if not isinstance(source, transformers.PreTrainedModel):
             raise ModelError(f"expected a model id, a folder or a transformers model, found {type(source).__name__}")
+        model, name = source, source.config._name_or_path or type(source).__name__
+        refuse_other_kinds(model.config, name)
         if tokenizer is None:
             raise ModelError(f"{type(source).__name__} is in memory: give its tokenizer too (tokenizer=...)")
-        model, name = source, source.config._name_or_path or type(source).__name__
     else:
         name = known_name(source)
-        model, loaded_tokenizer = stored_model(name, revision, device_map)
+        device_of(device)  # a device that is not there is told before weights are read for it
+        model, loaded_tokenizer = stored_model(
+            name, revision, device_map, tokenizer=tokenizer, trust_remote_code=trust_remote_code
+        )
         tokenizer = tokenizer or loaded_tokenizer
-    _refuse_unreadable(model.config, name)
     if model.get_output_embeddings() is None:
-        raise ModelError(f"{name}: expected a language model, found a {type(model).__name__} without an unembedding")
+        raise ModelError(f"{name} is a {type(model).__name__}, a trunk without an unembedding; {READ}")
+    refuse_unfit_tokenizer(tokenizer, model, name)
     model.eval()
     keep = in_memory and device == "auto"
     target = model.device if device_map or keep else device_of(device)
@@ -100,63 +111,106 @@ def load_model(
     return loaded
 
 
-def known_name(source: str | Path) -> str:
-    """A bundled model's name or an id as it is; a local folder or file by its absolute path, for a run to find it again."""
-    if source in BUNDLED:
-        return str(source)
-    try:
-        path = Path(source).expanduser()
-    except RuntimeError as error:
-        raise ModelError(f"expected a model folder, found nothing at {source} ({error})") from error
-    if path.exists():
-        return str(path.resolve())
-    looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~")) or str(source).endswith(".gguf")
-    if looks_local or str(source).count("/") > 1:
-        raise ModelError(f"expected a model folder or a .gguf file, found nothing at {source}")
-    return str(source)
-
-
-def stored_model(name: str, revision: str | None = None, device_map: str | None = None) -> tuple[Any, Any]:
-    """Model and tokenizer in the dtype they were stored in."""
-    folder = str(BUNDLED.get(name, name))
-    if is_fairseq(Path(folder)):
-        return load_fairseq(folder)
-    where: dict[str, Any] = {"revision": revision} if revision else {}
-    if name.endswith(".gguf"):
-        where["gguf_file"] = Path(name).name
-        folder = str(Path(name).parent)
-    elif Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
-        raise ModelError(
-            f"{name}: expected config.json and weights of a transformers model, or fairseq's model.pt and dict.txt, "
-            "found no config.json"
-        )
+def stored_model(
+    name: str,
+    revision: str | None = None,
+    device_map: str | None = None,
+    *,
+    tokenizer: Any = None,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """Model and tokenizer, the one given or that beside it, in the dtype they were stored in."""
+    place = place_of(name, revision=revision, trust_remote_code=trust_remote_code)
+    if is_fairseq(Path(place.folder)) and not place.gguf:
+        return load_fairseq(place.folder)
     register()
-    try:
-        if "gguf_file" not in where:
-            _refuse_unreadable(transformers.AutoConfig.from_pretrained(folder, **where), name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
-        extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
-        with quiet_transformers():
+    with parsed_once() if place.gguf else nullcontext(), quiet_transformers():
+        config = read_config(place, name)
+        try:
+            if tokenizer is None:
+                tokenizer = _tokenizer(place, name)
+            if not trust_remote_code:
+                refuse_larger_than_files(config, name, place)
+            extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype="auto", output_loading_info=True, **where, **extra
+                place.folder, dtype="auto", output_loading_info=True, **place.arguments, **extra
             )
-    except ModelError:
-        raise
-    except ImportError as error:
-        raise ModelError(f"{name}: loading it needs a package that is not installed ({_first_line(error)})") from error
-    except Exception as error:  # transformers, tokenizers and safetensors raise many kinds, all of them about this name
-        raise ModelError(
-            f"{name}: expected a causal language model on disk or on the Hugging Face hub, found: {_first_line(error)}"
-        ) from error
+        except ModelError:
+            raise
+        except Exception as error:  # transformers, tokenizers and safetensors raise many kinds, all of them about this name
+            raise unloadable(error, name) from error
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
         raise ModelError(
             f"{name}: it does not fit on the devices there are, and weights off them cannot be read; use --dtype"
         )
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{name}: expected weights for every part of the model, found none for {_few(missing)}")
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ModelError(f"{name}: expected a tokenizer beside the weights, found one without words; add its files")
     return model, tokenizer
+
+
+def read_config(place: Place, name: str) -> Any:
+    """A stored model's config, its sizes and its kind judged before anything is made of it."""
+    try:
+        with quiet_transformers():
+            own = {key: value for key, value in place.arguments.items() if key != "trust_remote_code"}
+            refuse_mad_sizes(transformers.PreTrainedConfig.get_config_dict(place.folder, **own)[0], name)
+            config = transformers.AutoConfig.from_pretrained(place.folder, **place.arguments)
+    except ModelError:
+        raise
+    except Exception as error:  # as of a model
+        raise unloadable(error, name) from error
+    refuse_other_kinds(config, name)
+    refuse_headless(config, name)
+    return config
+
+
+def _tokenizer(place: Place, name: str) -> Any:
+    """The tokenizer beside the weights; where it has no file at all, transformers would speak of its own classes."""
+    kinds = ("*token*", "vocab*", "merges*", "*.model", "*.py")
+    if not place.gguf and Path(place.folder).is_dir() and not any(any(Path(place.folder).glob(kind)) for kind in kinds):
+        raise ModelError(
+            f"{visible(name)}: expected a tokenizer beside the weights, found none of its files (such as tokenizer.json); "
+            "add them, or in Python give tokenizer="
+        )
+    try:
+        return transformers.AutoTokenizer.from_pretrained(place.folder, **place.arguments)
+    except Exception as error:  # as of a model
+        raise unloadable(error, name, expected="a tokenizer beside the weights") from error
+
+
+def unloadable(
+    error: Exception, name: str, *, expected: str = "a causal language model on disk or on the Hugging Face hub"
+) -> ModelError:
+    """One line for whatever transformers says about a model that it cannot load."""
+    why = visible(_first_line(error))
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"{visible(name)} brings Python code of its own, which is not run; if you have read it and trust it, "
+            "say --trust-remote-code (in Python trust_remote_code=True)"
+        )
+    if isinstance(error, ImportError):
+        return ModelError(f"{visible(name)}: loading it needs a package that is not installed ({why})")
+    return ModelError(f"{visible(name)}: expected {expected}, found: {why[:300]}")
+
+
+def refuse_wrong_settings(
+    *, tokenizer: Any, revision: Any, device: Any, dtype: Any, device_map: Any, trust: Any = False
+) -> None:
+    """An error for a setting of the wrong type, and for a dtype that is none, before anything is loaded."""
+    for what, value, example in (
+        ("revision", revision, "'main'"),
+        ("device", device, "'cpu'"),
+        ("dtype", dtype, "'float16'"),
+        ("device_map", device_map, "'auto'"),
+    ):
+        if not isinstance(value, str) and not (value is None and what in ("revision", "device_map")):
+            raise ModelError(f"expected {what} to be a name such as {example}, found {visible(repr(value))[:60]}")
+    if not isinstance(trust, bool):
+        raise ModelError(f"expected trust_remote_code to be True or False, found {visible(repr(trust))[:60]}")
+    if dtype != "auto":
+        _dtype(dtype, torch.device("cpu"), torch.float32)
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
+        raise ModelError(f"expected a transformers tokenizer, found {visible(repr(tokenizer))[:60]}")
 
 
 def _refuse_other(model: MemoryModel, device: str, dtype: str) -> None:
@@ -165,17 +219,6 @@ def _refuse_other(model: MemoryModel, device: str, dtype: str) -> None:
         raise ModelError(f"{model.name} is loaded as {model.dtype}, found dtype {dtype!r}: load it so")
     if device != "auto" and device_of(device).type != model.device.type:
         raise ModelError(f"{model.name} is loaded on {model.device}, found device {device!r}: load it there")
-
-
-def _refuse_unreadable(config: Any, name: str) -> None:
-    """An error for what is known to be out of reach, by name."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} is a {config.model_type}, an encoder with a decoder; only decoders are supported yet")
-    if experts := experts_of(config):
-        raise ModelError(
-            f"{name} is a {config.model_type} with {experts} experts a layer; "
-            "models with experts are not supported yet, use a dense one"
-        )
 
 
 def check_spread(device: str, device_map: str | None) -> None:

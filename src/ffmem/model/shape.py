@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 from ffmem.model.adaptive.network import register
-from ffmem.model.families import FAMILIES, experts_of
-from ffmem.model.loading import BUNDLED, known_name, quiet_transformers
+from ffmem.model.families import FAMILIES
+from ffmem.model.gguf_file import parsed_once
+from ffmem.model.loading import quiet_transformers, read_config
 from ffmem.model.memories import MemoryModel
+from ffmem.model.names import known_name, place_of
+from ffmem.model.sizes import empty_model
+from ffmem.text import visible
 from ffmem.words import ModelError
 
 _LLAMA3 = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256}
@@ -59,11 +63,12 @@ def shape_of(model: str | Path) -> Shape:
     """
     config, name = _config(model)
     row = FAMILIES.get(config.model_type)
-    if row is None or experts_of(config):
-        kind = f"{config.model_type} with experts" if row else config.model_type
-        raise ModelError(f"{name}: expected a model of a known family ({', '.join(FAMILIES)}), found a {kind}")
-    with torch.device("meta"), quiet_transformers():
-        empty = transformers.AutoModelForCausalLM.from_config(config)
+    if row is None:
+        raise ModelError(
+            f"{name}: expected a model of a known family ({', '.join(FAMILIES)}), found a {visible(str(config.model_type))}"
+        )
+    with quiet_transformers():
+        empty = empty_model(config, name)
     memories = MemoryModel(model=empty, tokenizer=None, family=row.for_config(config), name=name)
     heads = memories.config.num_attention_heads
     return Shape(
@@ -85,10 +90,8 @@ def _config(model: str | Path) -> tuple[Any, str]:
         return transformers.AutoConfig.for_model(**SHAPES[str(model)]), str(model)
     name = known_name(model)
     try:
-        with quiet_transformers():
-            return transformers.AutoConfig.from_pretrained(BUNDLED.get(name, name)), name
-    except Exception as error:  # transformers raises many kinds, all of them about this name
-        raise ModelError(
-            f"{name}: expected {', '.join([*SHAPES, *BUNDLED])}, a folder with a config.json, or a Hugging Face id that is "
-            "cached here or can be reached; found no config"
-        ) from error
+        place = place_of(name)
+    except ModelError as error:
+        raise ModelError(f"{error}; {', '.join(SHAPES)} can be planned for without files") from error
+    with parsed_once() if place.gguf else nullcontext():
+        return read_config(place, name), name

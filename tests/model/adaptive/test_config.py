@@ -41,12 +41,16 @@ def test_bands_hold_every_word_once_and_each_is_narrower_by_the_factor(edges, fa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cutoffs": []}, "expected one or more rising cutoffs below vocab_size 100, found []"),
-        ({"cutoffs": [60, 20]}, "expected one or more rising cutoffs below vocab_size 100, found [60, 20]"),
-        ({"cutoffs": [20, 20]}, "expected one or more rising cutoffs below vocab_size 100, found [20, 20]"),
-        ({"cutoffs": [20, 100]}, "expected one or more rising cutoffs below vocab_size 100, found [20, 100]"),
-        ({"cutoffs": [0, 20]}, "expected one or more rising cutoffs below vocab_size 100, found [0, 20]"),
-        ({"cutoffs": (-3, 20)}, "expected one or more rising cutoffs below vocab_size 100, found [-3, 20]"),
+        ({"cutoffs": []}, "expected 1 to 64 rising cutoffs below vocab_size 100, found []"),
+        (
+            {"cutoffs": [*range(1, 66)]},
+            "expected 1 to 64 rising cutoffs below vocab_size 100, found [1, 2, 3, 4, 5, 6, ...]",
+        ),
+        ({"cutoffs": [60, 20]}, "expected 1 to 64 rising cutoffs below vocab_size 100, found [60, 20]"),
+        ({"cutoffs": [20, 20]}, "expected 1 to 64 rising cutoffs below vocab_size 100, found [20, 20]"),
+        ({"cutoffs": [20, 100]}, "expected 1 to 64 rising cutoffs below vocab_size 100, found [20, 100]"),
+        ({"cutoffs": [0, 20]}, "expected 1 to 64 rising cutoffs below vocab_size 100, found [0, 20]"),
+        ({"cutoffs": (-3, 20)}, "expected 1 to 64 rising cutoffs below vocab_size 100, found [-3, 20]"),
         ({"hidden_size": 30}, "expected an even hidden_size divided by 4 heads, found 30"),
         ({"hidden_size": 9, "num_attention_heads": 3}, "expected an even hidden_size divided by 3 heads, found 9"),
         ({"factor": 6}, "factor 6 leaves no width for the last band of hidden_size 32"),

@@ -3,14 +3,18 @@
 import argparse
 import os
 import pickle
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq, read_checkpoint
-from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.model.adaptive.network import AdaptiveLM, register
+from ffmem.model.convert import convert
 from ffmem.words import ModelError
 from tests.model.adaptive.conftest import SENTENCES, TINY
 
@@ -326,6 +330,51 @@ def test_a_truncated_file_is_one_line(stored, folder, kept, archive):
     assert "found a damaged or foreign file" in error_of(path.parent)
 
 
+@pytest.mark.parametrize("layers", [4, 10**9])
+def test_more_layers_than_the_file_has_are_refused_before_they_are_named(stored, folder, layers):
+    stored["args"].decoder_layers = layers
+    assert re.search(rf"expected the {layers:,} layers of its decoder_layers, found tensors of 3$", error_of(folder(stored)))
+
+
+def test_a_tensor_that_repeats_itself_beyond_the_file_is_refused_before_it_is_copied(stored, folder):
+    stored["model"][FC1] = torch.zeros(1).expand(1 << 40, 32)
+    assert re.search(rf"expected no more than its [\d,]+ bytes, found \[{1 << 40}, 32\] at {FC1}$", error_of(folder(stored)))
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1 << 40, device="meta"), torch.zeros(64, 32).to_sparse()], ids=["nowhere", "sparse"]
+)
+def test_numbers_that_are_not_stored_are_refused(stored, folder, tensor):
+    stored["model"][FC1] = tensor
+    assert re.search(rf"expected stored numbers at {FC1}, found torch.\w+ on \w+$", error_of(folder(stored)))
+
+
+def test_an_archive_that_is_compressed_is_refused_before_it_is_unpacked(stored, folder):
+    made = folder(stored)
+    with zipfile.ZipFile(made / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(50_000_000))
+    assert re.search(
+        r"model\.pt: expected weights that are not compressed, found [\d,]+ bytes that unpack to 50,000,000$", error_of(made)
+    )
+
+
+def laughs():
+    """A list of lists that is short on disk and has 2**60 entries when it is written out."""
+    nested = ["ha"]
+    for _ in range(60):
+        nested = [nested, nested]
+    return nested
+
+
+@pytest.mark.parametrize("name", ["decoder_layers", "activation_fn", "decoder_output_dim", "adaptive_input_cutoff"])
+@pytest.mark.parametrize("value", ["digits", "lists"])
+def test_an_argument_that_is_endless_is_shown_in_a_few_words(stored, folder, name, value):
+    setattr(stored["args"], name, 10**600 if value == "digits" else laughs())
+    message = error_of(folder(stored))
+    assert f"expected {name} to " in message
+    assert len(message) < 500
+
+
 def test_a_byte_that_changed_in_a_weight_is_found(stored, folder):
     path = folder(stored) / "model.pt"
     raw = bytearray(path.read_bytes())
@@ -465,3 +514,24 @@ def test_load_gives_model_and_tokenizer(reference):
         with torch.inference_mode():
             found = model(input_ids=ids[None]).logits[0]
         torch.testing.assert_close(found, reference[f"{number}.log_probs"], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_converted_folder_gives_the_same_bits(stored, folder, tmp_path, reference, dtype):
+    stored["model"] = {key: t.to(dtype) if t.is_floating_point() else t for key, t in stored["model"].items()}
+    source = folder(stored)
+    assert convert(source, str(tmp_path / "new" / "converted")) == tmp_path / "new" / "converted"
+    out = tmp_path / "new" / "converted"
+    assert [path.name for path in out.parent.iterdir()] == ["converted"]  # nothing temporary stays
+    assert {"config.json", "model.safetensors"} <= {path.name for path in out.iterdir()}
+    register()
+    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    expected, expected_tokenizer = load_fairseq(source)
+    assert isinstance(model, AdaptiveLM)
+    assert model.dtype == expected.dtype == dtype
+    for number, sentence in enumerate(SENTENCES):
+        assert tokenizer(sentence).input_ids == expected_tokenizer(sentence).input_ids
+        ids = reference[f"{number}.ids"][None]
+        with torch.inference_mode():
+            assert torch.equal(model(input_ids=ids).logits, expected(input_ids=ids).logits)

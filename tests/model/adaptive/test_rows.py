@@ -1,5 +1,8 @@
 """Weights as 8-bit rows: how near they stay, and folders that hold nothing else."""
 
+import json
+import shutil
+
 import pytest
 import safetensors.torch
 import torch
@@ -233,3 +236,20 @@ def test_a_matrix_of_another_shape_is_refused(changed):
 def test_numbers_without_their_scale_are_refused(changed):
     folder = changed(lambda packed: {name: part for name, part in packed.items() if name != FC1 + rows.SCALE})
     assert FC1 in refusal(folder)
+
+
+@pytest.mark.parametrize("scales", [1 << 20, 1])
+def test_scales_for_other_rows_than_there_are_are_refused_before_they_are_multiplied(scales):
+    """One row of a million entries and a million scales would be a trillion numbers."""
+    packed = {FC1: torch.zeros(2, 1 << 20, dtype=torch.int8), FC1 + rows.SCALE: torch.ones(scales)}
+    with pytest.raises(
+        ModelError, match=rf"expected {FC1} in .* a scale each, found torch.int8 of \[2, 1048576\] and scales"
+    ):
+        rows.unpack(packed)
+
+
+def test_a_config_with_more_layers_than_there_are_rows_is_refused(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "more")
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 1 << 24}))
+    assert "expected as many weights as the config says" in refusal(copy)

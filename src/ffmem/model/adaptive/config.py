@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
+
+MOST_CUTOFFS = 64
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,11 @@ class AdaptiveConfig(PretrainedConfig):  # type: ignore[misc]
                 f"{num_hidden_layers}, {num_attention_heads}, {intermediate_size}, {factor} and {hidden_size}"
             )
         edges = [0, *self.cutoffs, vocab_size]
-        if edges != sorted(set(edges)) or not self.cutoffs:
-            raise ValueError(f"expected one or more rising cutoffs below vocab_size {vocab_size}, found {self.cutoffs}")
+        if edges != sorted(set(edges)) or not 1 <= len(self.cutoffs) <= MOST_CUTOFFS:
+            raise ValueError(
+                f"expected 1 to {MOST_CUTOFFS} rising cutoffs below vocab_size {vocab_size}, "
+                f"found {reprlib.repr(self.cutoffs)}"
+            )
         if hidden_size % num_attention_heads or hidden_size % 2:
             raise ValueError(f"expected an even hidden_size divided by {num_attention_heads} heads, found {hidden_size}")
         if hidden_size // factor ** len(self.cutoffs) < 1:

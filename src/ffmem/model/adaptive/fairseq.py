@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import reprlib
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, wiki_tokenizer
+from ffmem.model.archive import bytes_of_archive
+from ffmem.text import visible
 from ffmem.words import ModelError
 
 # What the network does, by fairseq's names: (argument, the value it stands for, what its absence meant to fairseq).
@@ -83,6 +86,7 @@ def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
     arguments, stored = _open(path)
     _check_dictionary(stored, len(words), path)
     config = _config(arguments, vocabulary=len(SPECIALS) + len(words), path=path)
+    _check_layers(stored, config.num_hidden_layers, path)
     return config, _state(stored, config, path), words
 
 
@@ -92,12 +96,15 @@ def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Arguments and weights as they are stored. Nothing in the file can run: only plain values are unpickled."""
     try:
+        size = bytes_of_archive(path)
         archive = zipfile.is_zipfile(path)  # files from before torch 1.6 are not, and cannot be mapped
         if archive and (damaged := _damaged_part(path)):
             raise OSError(f"the checksum of {damaged} is wrong")
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about pickles and storages of another age
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except ModelError:
+        raise
     except Exception as error:  # damage reaches torch as any of a dozen kinds
         if foreign := re.search(r"GLOBAL (\S+)", str(error)):
             raise ModelError(
@@ -115,6 +122,11 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for key, value in found["model"].items():
         if not isinstance(value, Tensor):
             raise ModelError(f"{path}: expected a tensor at {key}, found a {type(value).__name__}")
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise ModelError(f"{path}: expected stored numbers at {key}, found {value.layout} on {value.device}")
+        # A tensor can claim to repeat a few numbers in as many rows as it likes, and a storage to be longer than its file.
+        if max(value.numel() * value.element_size(), value.untyped_storage().nbytes()) > size:
+            raise ModelError(f"{path}: expected no more than its {size:,} bytes, found {list(value.shape)} at {key}")
     return _arguments(found, path), dict(found["model"])
 
 
@@ -156,11 +168,11 @@ def _config(arguments: Mapping[str, Any], *, vocabulary: int, path: Path) -> Ada
     for name, supported, absent in _FIXED:
         found = arguments.get(name, absent)
         if found != supported and not (supported is None and not found):
-            raise ModelError(f"{path}: expected {name} to be {supported!r}, the only form supported, found {found!r}")
+            raise ModelError(f"{path}: expected {name} to be {supported!r}, the only form supported, found {_shown(found)}")
     d = _whole(arguments, "decoder_embed_dim", path)
     for name in ("decoder_input_dim", "decoder_output_dim"):
         if arguments.get(name, d) != d:
-            raise ModelError(f"{path}: expected {name} to equal decoder_embed_dim, {d}, found {arguments[name]!r}")
+            raise ModelError(f"{path}: expected {name} to equal decoder_embed_dim, {d}, found {_shown(arguments[name])}")
     factor = _whole(arguments, "adaptive_input_factor", path)
     cutoffs = _cutoffs(arguments, "adaptive_input_cutoff", path)
     if (other := _whole(arguments, "adaptive_softmax_factor", path)) != factor:
@@ -188,7 +200,9 @@ def _whole(arguments: Mapping[str, Any], name: str, path: Path) -> int:
     """An argument that is a whole number above 0; factors are stored as floats."""
     found = arguments.get(name)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 1 <= found < 2**31 or found % 1:
-        known = f"{found!r}" if name in arguments else f"none (arch {arguments.get('arch', arguments.get('_name'))!r})"
+        known = (
+            _shown(found) if name in arguments else f"none (arch {_shown(arguments.get('arch', arguments.get('_name')))})"
+        )
         raise ModelError(f"{path}: expected {name} to be a whole number above 0, found {known}")
     return int(found)
 
@@ -202,7 +216,7 @@ def _cutoffs(arguments: Mapping[str, Any], name: str, path: Path) -> list[int]:
     except (TypeError, ValueError):
         cutoffs = []
     if not cutoffs or cutoffs != sorted({cutoff for cutoff in cutoffs if cutoff > 0}):
-        raise ModelError(f"{path}: expected {name} to be rising numbers such as '20000,60000', found {found!r}")
+        raise ModelError(f"{path}: expected {name} to be rising numbers such as '20000,60000', found {_shown(found)}")
     return cutoffs
 
 
@@ -240,6 +254,13 @@ def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> N
             f"{path}: expected {rows - len(SPECIALS)} words in {path.with_name('dict.txt')} ({rows} rows of its tables "
             f"less {len(SPECIALS)} special tokens), found {words}; use the dict.txt that came with this model.pt"
         )
+
+
+def _check_layers(stored: Mapping[str, Tensor], layers: int, path: Path) -> None:
+    """The file's own layers, before names are made for those that its arguments tell of."""
+    found = {match[1] for key in stored if (match := re.match(r"decoder\.layers\.(\d+)\.", key))}
+    if layers > len(found):
+        raise ModelError(f"{path}: expected the {layers:,} layers of its decoder_layers, found tensors of {len(found):,}")
 
 
 def _table(band: int | str, part: int) -> str:
@@ -301,6 +322,13 @@ def _take(left: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path)
             f"{path}: expected {key} to be floats of shape {list(shape)}, found {tensor.dtype} of {list(tensor.shape)}"
         )
     return tensor
+
+
+def _shown(value: object) -> str:
+    """A value of the file in a few words: it may be a list of lists of lists that are shared, or a number of 600 digits."""
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    return visible(short.repr(value))
 
 
 def _first_line(error: Exception) -> str:

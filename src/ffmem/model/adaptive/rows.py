@@ -47,6 +47,13 @@ def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
     alone = [name for name, part in packed.items() if part.dtype == torch.int8 and name + SCALE not in packed]
     if alone:
         raise ModelError(f"expected a scale for every row, found none for {alone[0]} in {FILE}; write the folder again")
+    for name, part in packed.items():
+        scale = packed.get(name + SCALE)
+        if scale is not None and (part.dtype != torch.int8 or part.dim() != 2 or scale.shape != part.shape[:1]):
+            raise ModelError(
+                f"expected {name} in {FILE} as 8-bit rows with a scale each, found {part.dtype} of {list(part.shape)} "
+                f"and scales of {list(scale.shape)}; write the folder again"
+            )
     return {
         name: from_rows(tensor, packed[name + SCALE]) if name + SCALE in packed else tensor
         for name, tensor in packed.items()

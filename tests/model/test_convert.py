@@ -1,38 +1,18 @@
 """Conversion: the same bits in another form, whole or not at all."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ffmem import build_index, load_model
-from ffmem.model.adaptive.convert import convert
-from ffmem.model.adaptive.fairseq import load_fairseq
-from ffmem.model.adaptive.network import AdaptiveLM, register
+from ffmem.model.adaptive.network import AdaptiveLM
+from ffmem.model.convert import _locked, convert
 from ffmem.words import ModelError
 from tests.model.adaptive.conftest import SENTENCES, TINY
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_converted_folder_gives_the_same_bits(stored, folder, tmp_path, reference, dtype):
-    stored["model"] = {key: t.to(dtype) if t.is_floating_point() else t for key, t in stored["model"].items()}
-    source = folder(stored)
-    assert convert(source, str(tmp_path / "new" / "converted")) == tmp_path / "new" / "converted"
-    out = tmp_path / "new" / "converted"
-    assert [path.name for path in out.parent.iterdir()] == ["converted"]  # nothing temporary stays
-    assert {"config.json", "model.safetensors"} <= {path.name for path in out.iterdir()}
-    register()
-    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    expected, expected_tokenizer = load_fairseq(source)
-    assert isinstance(model, AdaptiveLM)
-    assert model.dtype == expected.dtype == dtype
-    for number, sentence in enumerate(SENTENCES):
-        assert tokenizer(sentence).input_ids == expected_tokenizer(sentence).input_ids
-        ids = reference[f"{number}.ids"][None]
-        with torch.inference_mode():
-            assert torch.equal(model(input_ids=ids).logits, expected(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("kind", ["empty folder", "full folder", "file", "dead link"])
@@ -58,9 +38,67 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(AdaptiveLM, "save_pretrained", half_written)
-    with pytest.raises(ModelError, match=r"could not be written there .*No space left"):
+    with pytest.raises(ModelError, match=r"out/model\.safetensors: the model could not be written there .*No space left"):
         convert(TINY, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path, monkeypatch, stop):
+    def stopped(self, where, **_):
+        (Path(where) / "model.safetensors").write_text("half")
+        raise stop
+
+    monkeypatch.setattr(AdaptiveLM, "save_pretrained", stopped)
+    with pytest.raises(stop):
+        convert(TINY, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from ffmem.model import convert
+def die(folder, *_):
+    (folder / "model.safetensors").write_text("half")
+    os.kill(os.getpid(), 9)
+convert._write = die
+convert.convert(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_what_a_killed_conversion_left_is_cleared_by_the_next_and_nothing_else(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(TINY), str(tmp_path / "out")], check=False)
+    (left,) = tmp_path.iterdir()
+    assert done.returncode == -9
+    assert re.fullmatch(r"\.out\.converting-[0-9a-f]{8}", left.name)
+    others = [".out.converting-mine", ".out2.converting-0123abcd", ".out.converting-0123abcd.txt", "out.converting-0123abcd"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".out.converting-fedcba98").symlink_to(tmp_path / others[0])
+    (tmp_path / ".out.converting-00000000").mkdir()
+    with _locked(tmp_path / ".out.converting-00000000") as ours:  # that of a conversion that lives
+        assert ours
+        convert(TINY, tmp_path / "out")
+    kept = [*others, ".out.converting-fedcba98", ".out.converting-00000000", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_two_conversions_to_one_place_do_not_clear_each_other(tmp_path, monkeypatch):
+    import ffmem.model.convert as module
+
+    plain = module._write
+
+    def meanwhile(folder, *rest):
+        monkeypatch.setattr(module, "_write", plain)
+        convert(TINY, tmp_path / "out")
+        plain(folder, *rest)
+
+    monkeypatch.setattr(module, "_write", meanwhile)
+    with pytest.raises(ModelError, match="could not be written there"):
+        convert(TINY, tmp_path / "out")  # the other was first
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert load_model(tmp_path / "out").layers == 3
 
 
 def test_a_folder_made_meanwhile_is_not_written_over(tmp_path, monkeypatch):
@@ -105,6 +143,8 @@ def test_the_original_folder_is_loaded_as_it_is_and_found_again_by_its_path(tmp_
 
 
 def test_a_model_of_another_kind_is_not_converted(gpt2_folder, tmp_path):
-    with pytest.raises(ModelError, match=r"expected a model of the paper's kind \(adaptive_lm\), found a GPT2LMHeadModel"):
+    with pytest.raises(
+        ModelError, match=r"expected a model of the paper's kind \(adaptive_lm\) or a .gguf file, found a GPT2LMH"
+    ):
         convert(gpt2_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
