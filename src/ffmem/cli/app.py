@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.main
 
 import ffmem
 from ffmem.cli import live
+from ffmem.cli.ending import ended, kept
 from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
-from ffmem.words import FfmemError
 
 if TYPE_CHECKING:
     from ffmem.index.estimate import Estimate
 
 app = typer.Typer(
     name="ffmem",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -139,7 +134,7 @@ def index(
         announced.append(name)
         _announce(name, estimate)
 
-    with _to_be_continued(f"all finished shards are kept in {out}"):
+    with kept(f"all finished shards are kept in {out}"):
         built = build_index(
             model,
             sources,
@@ -350,11 +345,7 @@ def export(
     """Write a run's triggers, cells or sentences for other tools."""
     from ffmem.index.export import export as write
 
-    try:
-        write(run, table, format=format, out=out)
-    except BrokenPipeError:
-        # The reader (such as head) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write(run, table, format=format, out=out)
 
 
 @app.command()
@@ -392,7 +383,7 @@ def train(
     def opened(specs: list[str]) -> list[Any]:
         return [open_source(spec, column=column, headings=True) for spec in specs]
 
-    with _to_be_continued(f"the training is kept in {out}"):
+    with kept(f"the training is kept in {out}"):
         run_training(
             opened(corpus),
             out=out,
@@ -452,28 +443,6 @@ def demo(
     run_demo(out, quiet=quiet)
 
 
-@contextmanager
-def _to_be_continued(kept: str) -> Iterator[None]:
-    """Ctrl-C, or a scheduler's SIGTERM, ends a long command with what is kept and how to go on."""
-    code = 128 + signal.SIGINT
-
-    def end(number: int, _: Any) -> None:
-        nonlocal code
-        code = 128 + number
-        raise KeyboardInterrupt
-
-    main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, end) if main_thread else None
-    try:
-        yield
-    except KeyboardInterrupt:
-        note(False, f"stopped; {kept}. Give the same command again to continue.")
-        raise typer.Exit(code) from None
-    finally:
-        if main_thread:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
 def _announce(name: str, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
     disk, work = gigabytes(estimate.run_bytes), gigabytes(estimate.work_bytes)
@@ -481,10 +450,14 @@ def _announce(name: str, estimate: Estimate) -> None:
     note(False, f"{name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; an `FfmemError` is one line on standard error and exit code 1."""
-    try:
-        return app(args=arguments, prog_name="ffmem")
-    except (FfmemError, OSError) as error:
-        print(f"ffmem: error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 well, 1 with one line about an error, 2 for options that cannot be, 130 or 143
+    stopped."""
+    ended(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> None:
+    # Called as a program, typer would handle errors and signals itself.
+    command = typer.main.get_command(app)
+    with command.make_context("ffmem", list(arguments) or ["--help"]) as context:
+        command.invoke(context)
