@@ -13,7 +13,8 @@ import typer.main
 import ffmem
 from ffmem.cli import live
 from ffmem.cli.ending import ended, kept
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
+from ffmem.cli.numbers import real, whole, whole_or_auto
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, Seed, Top, given, note, say, some_layers
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ def index(
             metavar="RUN",
             help="The run to make: a folder, or a URL such as `s3://bucket/x`.",
             show_default=False,
+            parser=given("a folder or a URL for the run"),
         ),
     ],
-    top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
+    top: Top = 50,
     unit: Annotated[str, typer.Option(help="What a sentence is: `sentence`, `line`, or `window:N` tokens.")] = "sentence",
     distinct: Annotated[
         str,
@@ -72,10 +74,21 @@ def index(
             "as in the paper's code. `none`: every prefix counts."
         ),
     ] = "text",
-    layers: Annotated[str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all")] = None,
-    limit_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.", show_default="none")] = None,
-    batch_tokens: Annotated[str, typer.Option(help="Tokens a forward, padding included, or `auto`.")] = "auto",
-    shard_tokens: Annotated[str, typer.Option(help="Tokens between two checkpoints, or `auto`.")] = "auto",
+    layers: Annotated[
+        str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all", parser=some_layers)
+    ] = None,
+    limit_tokens: Annotated[
+        int | None,
+        typer.Option(help="Stop after this many tokens.", show_default="none", parser=whole("limit-tokens")),
+    ] = None,
+    batch_tokens: Annotated[
+        str,
+        typer.Option(help="Tokens a forward, padding included, or `auto`.", parser=whole_or_auto("batch-tokens", 1 << 30)),
+    ] = "auto",
+    shard_tokens: Annotated[
+        str,
+        typer.Option(help="Tokens between two checkpoints, or `auto`.", parser=whole_or_auto("shard-tokens")),
+    ] = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
     device_map: Annotated[
@@ -98,7 +111,9 @@ def index(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that share the work, one a GPU where there are some.", show_default="1; with Ray one a GPU"
+            help="Processes that share the work, one a GPU where there are some.",
+            show_default="1; with Ray one a GPU",
+            parser=whole("workers", 1, 100_000),
         ),
     ] = None,
     devices: Annotated[
@@ -182,11 +197,11 @@ def plan(
             "is read.",
         ),
     ],
-    tokens: Annotated[float, typer.Option(help="Of the text, such as `1e9`.", show_default=False)],
-    gpus: Annotated[int, typer.Option(help="GPUs in all.")] = 1,
-    top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
+    tokens: Annotated[int, typer.Option(help="Of the text, such as `1e9`.", show_default=False, parser=whole("tokens"))],
+    gpus: Annotated[int, typer.Option(help="GPUs in all.", parser=whole("gpus", 1, 1_000_000))] = 1,
+    top: Top = 50,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Statistics of every cell too.")] = True,
-    gpu_memory: Annotated[float, typer.Option(help="Gigabytes of each GPU.")] = 141,
+    gpu_memory: Annotated[float, typer.Option(help="Gigabytes of each GPU.", parser=real("gpu-memory", 1, 1_000_000))] = 141,
     as_json: AsJson = False,
 ) -> None:
     """Tell what an index takes before it is made: time, memory, disk and network, from measured rates.
@@ -196,7 +211,7 @@ def plan(
     from ffmem.index.planning import plan as make
 
     found = make(model, tokens=tokens, gpus=gpus, top=top, stats=stats, gpu_memory=gpu_memory)
-    print(json.dumps(found.as_dict(), indent=2) if as_json else found)
+    print(json.dumps(found.as_dict(), indent=2)) if as_json else say(str(found))
 
 
 @app.command()
@@ -223,7 +238,7 @@ def show(
     if as_json:
         print(json.dumps(show_json(view), ensure_ascii=False, indent=2))
         return
-    print(view)
+    say(str(view))
     if not view.index.has_values and view.index.model is None:
         note(False, f"to see what its value says: ffmem values {run}")
 
@@ -238,13 +253,13 @@ def info(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({**found.manifest, "disk_bytes": disk}, ensure_ascii=False, indent=2))
     else:
-        print("\n".join(info_lines(found, disk)))
+        say("\n".join(info_lines(found, disk)))
 
 
 @app.command()
 def values(
     run: Run,
-    top: Annotated[int, typer.Option(help="Tokens to keep on each side.")] = 50,
+    top: Annotated[int, typer.Option(help="Tokens to keep on each side.", parser=whole("top", 1, 10_000_000))] = 50,
     norm: Annotated[bool, typer.Option("--norm", help="Send values through the final norm first.")] = False,
     model: OtherModel = None,
     device: Device = "auto",
@@ -274,9 +289,11 @@ def experiments(
         list[str] | None,
         typer.Option(help="Text to draw examples from, which the index has not seen; may be repeated.", show_default="none"),
     ] = None,
-    examples: Annotated[int, typer.Option(help="Prefixes to follow through the model.")] = 4000,
-    cells: Annotated[int, typer.Option(help="Cells a layer whose triggers have tokens removed.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    examples: Annotated[int, typer.Option(help="Prefixes to follow through the model.", parser=whole("examples"))] = 4000,
+    cells: Annotated[
+        int, typer.Option(help="Cells a layer whose triggers have tokens removed.", parser=whole("cells"))
+    ] = 100,
+    seed: Seed = 0,
     as_json: AsJson = False,
     model: OtherModel = None,
     device: Device = "auto",
@@ -306,7 +323,10 @@ def experiments(
         dtype=dtype,
     )
     for result in results:
-        print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
+        if as_json:
+            print(json.dumps(result.as_dict(), ensure_ascii=False), flush=True)
+        else:
+            say("\n".join(result_lines(result)))
     note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")
 
 
@@ -314,7 +334,15 @@ def experiments(
 def report(
     run: Run,
     out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="FILE", help="The page to write.", show_default="RUN/report.html")
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="The page to write.",
+            show_default="RUN/report.html",
+            parser=given("a file for the page"),
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -340,7 +368,10 @@ def export(
     run: Run,
     table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],
     format: Annotated[str, typer.Option(help="`jsonl`, `csv` or `parquet`.")] = "jsonl",
-    out: Annotated[str | None, typer.Option("-o", "--out", help="A file.", show_default="standard output")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("-o", "--out", help="A file.", show_default="standard output", parser=given("a file to write")),
+    ] = None,
 ) -> None:
     """Write a run's triggers, cells or sentences for other tools."""
     from ffmem.index.export import export as write
@@ -351,7 +382,17 @@ def export(
 @app.command()
 def train(
     corpus: Annotated[list[str], typer.Argument(metavar="CORPUS...", help="As for `ffmem index`.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The model folder to make.", show_default=False)],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="The model folder to make.",
+            show_default=False,
+            parser=given("a folder for the model"),
+        ),
+    ],
     size: Annotated[
         str,
         typer.Option(
@@ -359,16 +400,23 @@ def train(
         ),
     ] = "medium",
     minutes: Annotated[
-        float | None, typer.Option(help="The schedule ends after so many minutes.", show_default="15")
+        float | None,
+        typer.Option(help="The schedule ends after so many minutes.", show_default="15", parser=real("minutes")),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Or after so many steps.", show_default="none")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Or after so many steps.", show_default="none", parser=whole("steps"))
+    ] = None,
     valid: Annotated[
         list[str] | None, typer.Option(help="Text for validation; may be repeated.", show_default="the corpus's end")
     ] = None,
-    min_count: Annotated[int, typer.Option(help="A word seen less often is unknown.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the first weights and of the order of the text.")] = 0,
+    min_count: Annotated[int, typer.Option(help="A word seen less often is unknown.", parser=whole("min-count"))] = 3,
+    seed: Annotated[
+        int, typer.Option(help="Of the first weights and of the order of the text.", parser=whole("seed", 0))
+    ] = 0,
     device: Device = "auto",
-    checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between two checkpoints.")] = 5,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(help="Minutes between two checkpoints.", parser=real("checkpoint-minutes"))
+    ] = 5,
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the training in this folder first.")] = False,
     quiet: Quiet = False,
@@ -399,7 +447,7 @@ def train(
             overwrite=overwrite,
             quiet=quiet,
         )
-    card = json.loads((out / "training.json").read_text("utf-8"))
+    card = json.loads((Path(out) / "training.json").read_text("utf-8"))
     found = card["perplexity"]
     note(
         quiet,
@@ -413,7 +461,7 @@ def convert(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`) or a folder of `ffmem train`.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to make.", parser=given("a folder to make"))],
     rows8: Annotated[bool, typer.Option("--rows8", help="Weights as 8-bit rows: a quarter of the size.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -429,7 +477,15 @@ def convert(
 @app.command()
 def demo(
     out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="RUN",
+            help="Keep the run here.",
+            show_default="a temporary folder",
+            parser=given("a folder for the run"),
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -100,11 +100,19 @@ def _stop(number: int, _: Any) -> None:
         return
     _came = _came or number
     if hasattr(signal, "setitimer"):
-        # The exception may be lost in a destructor, or in a module that makes do without what it could not import.
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
-        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        signal.signal(signal.SIGALRM, _stop_again)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
     if not _interrupted():
         raise Stop
+
+
+def _stop_again(_: int, frame: Any) -> None:
+    """An interrupt may be lost: in a destructor, or in a module that makes do without what it could not import."""
+    if _over or _came is None or _interrupted():
+        return
+    handler = signal.getsignal(_came)  # someone may hold the signal back just now
+    if callable(handler):
+        handler(_came, frame)
 
 
 def _interrupted() -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note, say
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
@@ -46,7 +46,10 @@ def trace(
     load = {"device": device, "dtype": dtype}
     loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
     found = follow(loaded, prompt, at=at, target=target, cells=cells, of=of, run=index, grid=grid)
-    print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else str(found))
+    if as_json:
+        print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2))
+    else:
+        say(str(found))
 
 
 def intervene(
@@ -103,7 +106,10 @@ def intervene(
         device=device,
         dtype=dtype,
     )
-    print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else "\n".join(found.lines()))
+    if as_json:
+        print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2))
+    else:
+        say("\n".join(found.lines()))
 
 
 def causal(
@@ -149,5 +155,8 @@ def causal(
         device=device,
         dtype=dtype,
     )
-    print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(causal_lines(result)))
+    if as_json:
+        print(json.dumps(result.as_dict(), ensure_ascii=False))
+    else:
+        say("\n".join(causal_lines(result)))
     note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")

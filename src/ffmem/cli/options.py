@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from ffmem.cli.numbers import whole
+from ffmem.text import visible
+from ffmem.words import FfmemError, parse_layers
+
+MOST_LAYERS = 10_000
+"""More than any model has; how many one has is known when it is loaded."""
+
+
+def given(what: str) -> Callable[[str], str]:
+    """Reads a name that must not be empty: the empty one would be the folder where the program was started."""
+
+    def read(text: str) -> str:
+        if not text:
+            raise FfmemError(f"expected {what}, found an empty name")
+        return text
+
+    return read
+
+
+def some_layers(text: str) -> str:
+    """Refuses what no model has; the model says the rest."""
+    parse_layers(text, MOST_LAYERS)
+    return text
+
+
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run, made by `ffmem index`: a folder or a URL.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run, made by `ffmem index`: a folder or a URL.",
+        show_default=False,
+        parser=given("a run"),
+    ),
 ]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn.", parser=whole("seed", 0))]
+Top = Annotated[int, typer.Option(help="Triggers to keep for each cell.", parser=whole("top", 1, 10_000))]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, ...")]
 Dtype = Annotated[
@@ -25,4 +59,9 @@ OtherModel = Annotated[
 def note(quiet: bool, text: str) -> None:
     """A line for people beside what a command prints."""
     if not quiet:
-        print(f"ffmem: {text}", file=sys.stderr, flush=True)
+        print(visible(f"ffmem: {text}"), file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Print lines for people: whatever they hold of corpora, tokens and names can only be read."""
+    print("\n".join(map(visible, text.split("\n"))), flush=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ffmem.words import FfmemError
 
+_NUMBER = "[+-]?[0-9]{1,18}"
 EXPECTED = "all, generated, a position such as 4 or -1, or a range such as 3: or 2:5"
 
 
@@ -42,9 +43,9 @@ class Scope:
         text = str(at).strip()
         if text in ("all", "generated"):
             return cls(text)
-        if re.fullmatch(r"[+-]?\d+", text):
+        if re.fullmatch(_NUMBER, text):
             return cls(text, int(text))
-        if match := re.fullmatch(r"\s*([+-]?\d+)?\s*:\s*([+-]?\d+)?\s*", text):
+        if match := re.fullmatch(rf"\s*({_NUMBER})?\s*:\s*({_NUMBER})?\s*", text):
             return cls(text, slice(*(None if end is None else int(end) for end in match.groups())))
         raise FfmemError(f"expected positions as {EXPECTED}, found {at!r}")
 

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ffmem.index.folder import RunFolder
 from ffmem.words import RunError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -50,6 +51,23 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     for number, frame in came[:1]:
         before[number](number, frame)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """A file that cannot be written, as on a full disk, is told with its name."""
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"{path}: cannot be written ({why}); make room, then give the same command again") from error
+
+
+@contextmanager
+def writing(folder: RunFolder, name: str) -> Iterator[Path]:
+    """A temporary path; when the block ends well the whole file takes the name."""
+    with named(folder / name), folder.writing(name) as path:
+        yield path
 
 
 def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, counters: Counters) -> None:

@@ -92,12 +92,15 @@ def _chunks(sources: Sequence[Source], reporter: Reporter | None, what: str) -> 
 def write_stream(sources: Sequence[Source], tokenizer: WikiTokenizer, out: Path, reporter: Reporter | None = None) -> None:
     """The stream as a file of int32."""
     temporary = out.with_name(out.name + ".tmp")
-    with temporary.open("wb") as file:
-        for piece in encoded(sources, tokenizer, reporter):
-            piece.tofile(file)
-    if not temporary.stat().st_size:
-        raise _no_text(sources)
-    os.replace(temporary, out)
+    try:
+        with temporary.open("wb") as file:
+            for piece in encoded(sources, tokenizer, reporter):
+                file.write(piece.data)
+        if not temporary.stat().st_size:
+            raise _no_text(sources)
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_stream(sources: Sequence[Source], tokenizer: WikiTokenizer) -> Ids:

@@ -23,7 +23,7 @@ from ffmem.progress import reporting
 from ffmem.training.batches import Reader
 from ffmem.training.perplexity import Perplexity, perplexity
 from ffmem.training.recipe import Recipe, recipe_of
-from ffmem.training.state import Counters
+from ffmem.training.state import Counters, named, writing
 from ffmem.training.stream import MARK, Ids, read_stream, vocabulary, write_stream
 from ffmem.training.trainer import LOG, Trainer
 from ffmem.words import CorpusError, FfmemError, RunError
@@ -124,7 +124,7 @@ def _begin(folder: RunFolder, plan: dict[str, Any], overwrite: bool) -> None:
                     "give the same command, another folder, or --overwrite"
                 )
         return
-    with folder.writing(PLAN) as temporary:
+    with writing(folder, PLAN) as temporary:
         temporary.write_text(json.dumps(plan, indent=2) + "\n", "utf-8")
 
 
@@ -149,11 +149,13 @@ def _prepare(folder: RunFolder, sources: Any, min_count: int, context: int, quie
     path = folder / VOCABULARY
     with reporting("reading the corpus", quiet=quiet) as reporter:
         if not path.exists():
-            with folder.writing(VOCABULARY) as temporary:
-                temporary.write_text("\n".join(vocabulary(sources, min_count=min_count, reporter=reporter)), "utf-8")
+            words = "\n".join(vocabulary(sources, min_count=min_count, reporter=reporter))
+            with writing(folder, VOCABULARY) as temporary:
+                temporary.write_text(words, "utf-8")
         tokenizer = wiki_tokenizer(path.read_text("utf-8").split("\n"), context=context)
         if not (folder / STREAM).exists():
-            write_stream(sources, tokenizer, folder / STREAM, reporter)
+            with named(folder / STREAM):
+                write_stream(sources, tokenizer, folder / STREAM, reporter)
     return tokenizer
 
 
@@ -174,12 +176,12 @@ def _save(
     found: Perplexity,
 ) -> None:
     """The model folder, then its card; the card's name makes it count, and the work is cleared."""
-    with quiet_transformers():
+    with named(folder / "model.safetensors"), quiet_transformers():
         model.save_pretrained(folder.path)
-    tokenizer.save_pretrained(folder.path)
+        tokenizer.save_pretrained(folder.path)
     card = plan | asdict(counters) | {"perplexity": asdict(found), "vocabulary": len(tokenizer)}
     card["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     card["machine"] = torch.cuda.get_device_name() if model.device.type == "cuda" else platform.processor() or "cpu"
-    with folder.writing(CARD) as path:
+    with writing(folder, CARD) as path:
         path.write_text(json.dumps(card, indent=2) + "\n", "utf-8")
     shutil.rmtree(folder.work, ignore_errors=True)

@@ -18,7 +18,7 @@ from ffmem.progress import reporting
 from ffmem.training.batches import Reader, Windows
 from ffmem.training.perplexity import window_perplexity
 from ffmem.training.recipe import Recipe
-from ffmem.training.state import Counters, load_state, save_state, uninterrupted
+from ffmem.training.state import Counters, load_state, named, save_state, uninterrupted, writing
 from ffmem.training.stream import Ids
 from ffmem.words import RunError
 
@@ -140,9 +140,11 @@ class Trainer:
             with self.autocast():
                 line["valid_perplexity"] = round(window_perplexity(self.model, glance), 2)
             note += f", valid perplexity {line['valid_perplexity']:.1f}"
-        with (self.folder / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.losses = []
+        # Stopped between the two, a step would have a second line.
+        with uninterrupted(), named(self.folder / LOG):
+            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            self.losses = []
         return note
 
     def _cut_log(self) -> None:
@@ -150,7 +152,7 @@ class Trainer:
         if (self.folder / LOG).exists():
             lines = (self.folder / LOG).read_text("utf-8").splitlines(keepends=True)
             whole = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= self.counters.step]
-            with self.folder.writing(LOG) as path:
+            with writing(self.folder, LOG) as path:
                 path.write_text("".join(whole), "utf-8")
 
     def _keep(self) -> None:
@@ -158,7 +160,7 @@ class Trainer:
         self._mean_loss()
         now = time.monotonic()
         self.counters.seconds, self.since = self.counters.seconds + now - self.since, now
-        with self.folder.writing(STATE) as path:
+        with writing(self.folder, STATE) as path:
             save_state(path, self.model, self.optimiser, self.counters)
 
     @contextmanager
