@@ -71,6 +71,39 @@ def test_a_second_signal_does_not_cut_short_what_is_cleaned_up(capsys, number, c
     assert cleaned == [1]
 
 
+def test_a_generator_that_an_interrupt_leaves_is_closed_undisturbed(capfd):
+    cleaned = []
+
+    def generated():
+        try:
+            yield 1
+        finally:
+            time.sleep(0.3)  # through which the signal comes again
+            cleaned.append(1)
+
+    def run():
+        for _ in generated():
+            send(signal.SIGTERM)
+
+    assert end(capfd, run) == (143, "ffmem: stopped\n")
+    assert cleaned == [1]
+
+
+def test_an_interrupt_that_is_lost_where_nothing_can_be_raised_is_not_told_and_comes_again(capfd):
+    class Left:
+        def __del__(self):
+            send(signal.SIGINT)
+
+    hook = sys.unraisablehook
+
+    def run():
+        Left()
+        time.sleep(10)
+
+    assert end(capfd, run) == (130, "ffmem: stopped\n")
+    assert sys.unraisablehook is hook
+
+
 def test_an_interrupt_that_is_lost_comes_again(capsys):
     def run():
         with suppress(BaseException):  # as some modules do with what they could not import

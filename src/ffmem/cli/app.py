@@ -14,7 +14,21 @@ import ffmem
 from ffmem.cli import live
 from ffmem.cli.ending import ended, kept
 from ffmem.cli.numbers import real, whole, whole_or_auto
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, Seed, Top, given, note, say, some_layers
+from ffmem.cli.options import (
+    AsJson,
+    Device,
+    Dtype,
+    OtherModel,
+    Quiet,
+    Run,
+    Seed,
+    Top,
+    given,
+    note,
+    say,
+    say_json,
+    some_layers,
+)
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 
 if TYPE_CHECKING:
@@ -211,7 +225,7 @@ def plan(
     from ffmem.index.planning import plan as make
 
     found = make(model, tokens=tokens, gpus=gpus, top=top, stats=stats, gpu_memory=gpu_memory)
-    print(json.dumps(found.as_dict(), indent=2)) if as_json else say(str(found))
+    say_json(found.as_dict(), indent=2) if as_json else say(str(found))
 
 
 @app.command()
@@ -236,7 +250,7 @@ def show(
 
         view = open_index(run, model=model_of(opened, model, device=device, dtype=dtype))[cell]
     if as_json:
-        print(json.dumps(show_json(view), ensure_ascii=False, indent=2))
+        say_json(show_json(view), indent=2)
         return
     say(str(view))
     if not view.index.has_values and view.index.model is None:
@@ -251,7 +265,7 @@ def info(run: Run, as_json: AsJson = False) -> None:
     found = open_index(run)
     disk = found.folder.disk_use()
     if as_json:
-        print(json.dumps({**found.manifest, "disk_bytes": disk}, ensure_ascii=False, indent=2))
+        say_json({**found.manifest, "disk_bytes": disk}, indent=2)
     else:
         say("\n".join(info_lines(found, disk)))
 
@@ -324,7 +338,7 @@ def experiments(
     )
     for result in results:
         if as_json:
-            print(json.dumps(result.as_dict(), ensure_ascii=False), flush=True)
+            say_json(result.as_dict())
         else:
             say("\n".join(result_lines(result)))
     note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")

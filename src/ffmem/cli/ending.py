@@ -40,10 +40,12 @@ def ended(run: Callable[[], object], *, for_good: bool = False) -> NoReturn:
     global _came, _over
     before: dict[int, Any] = {}
     code: Any = 0
+    unraisable = sys.unraisablehook
     try:
         if not any(signal.getsignal(number) is _stop for number in SIGNALS):
             _came, _over = None, False
             _listen(before)
+            sys.unraisablehook = lambda lost: unraisable(lost) if _came is None else None
         for stream in (sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
                 reconfigure(errors="backslashreplace")  # whatever the terminal's encoding lacks
@@ -63,6 +65,8 @@ def ended(run: Callable[[], object], *, for_good: bool = False) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, 0)
     for number, handler in before.items():
         signal.signal(number, signal.SIG_IGN if for_good else handler)
+    if not for_good:
+        sys.unraisablehook = unraisable
     sys.exit(code)
 
 
@@ -116,9 +120,9 @@ def _stop_again(_: int, frame: Any) -> None:
 
 
 def _interrupted() -> bool:
-    """Whether an interrupt is being handled."""
+    """Whether an interrupt is on its way out: it is being handled, or has left a generator, which is being closed."""
     error = sys.exception()
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+    while error is not None and not isinstance(error, KeyboardInterrupt | GeneratorExit):
         error = error.__context__
     return error is not None
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note, say
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, note, say, say_json
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
@@ -47,7 +46,7 @@ def trace(
     loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
     found = follow(loaded, prompt, at=at, target=target, cells=cells, of=of, run=index, grid=grid)
     if as_json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2))
+        say_json(found.as_dict(), indent=2)
     else:
         say(str(found))
 
@@ -107,7 +106,7 @@ def intervene(
         dtype=dtype,
     )
     if as_json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2))
+        say_json(found.as_dict(), indent=2)
     else:
         say("\n".join(found.lines()))
 
@@ -156,7 +155,7 @@ def causal(
         dtype=dtype,
     )
     if as_json:
-        print(json.dumps(result.as_dict(), ensure_ascii=False))
+        say_json(result.as_dict())
     else:
         say("\n".join(causal_lines(result)))
     note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,3 +67,14 @@ def note(quiet: bool, text: str) -> None:
 def say(text: str) -> None:
     """Print lines for people: whatever they hold of corpora, tokens and names can only be read."""
     print("\n".join(map(visible, text.split("\n"))), flush=True)
+
+
+def say_json(value: Any, *, indent: int | None = None) -> None:
+    """Print JSON for a program, which a person at a terminal may read too: what a terminal would obey is escaped in it."""
+    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    text = json.dumps(value, ensure_ascii=not unicode, indent=indent)
+    print(re.sub(r"[^\n -~]", _escaped, text), flush=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if visible(found[0]) == found[0] else json.dumps(found[0])[1:-1]
