@@ -17,6 +17,7 @@ import io
 import json
 import lzma
 import os
+import re
 import shutil
 import signal
 import sys
@@ -135,7 +136,7 @@ class Case:
     def faults(self) -> list[str]:
         """What is wrong with how it ended, by name."""
         errors = [line for line in self.err.splitlines() if line.startswith("ffmem: error: ")]
-        stray = [line for line in self.err.split("\n")[:-1] if not line.startswith("ffmem: ")]
+        stray = [line for line in self.err.split("\n")[:-1] if not re.match("(ffmem|[a-z][a-z ]+): ", line)]
         found = {
             "hang": self.thrown == "Hang",
             "traceback": self.thrown not in ("", "Hang") or "Traceback (most" in self.err,
@@ -318,7 +319,7 @@ def fuzz() -> int:
     parser.add_argument("--count", type=int, default=1000, help="inputs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
-    parser.add_argument("--limit", type=float, default=20, help="seconds that an input may take")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that an input may take")
     parser.add_argument("--only", type=int, help="the number of the one input to try")
     options = parser.parse_args()
     rows: dict[str, Counter[str]] = {}

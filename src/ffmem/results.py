@@ -70,7 +70,7 @@ class Result:
             pq.write_table(self.table, path)
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         with index.folder.writing(f"{name}.json") as path:
-            path.write_text(text, "utf-8")
+            path.write_text(text, "utf-8", "backslashreplace")
         return self
 
 

@@ -1,6 +1,7 @@
 """The command line, end to end, in this process and in one of its own."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -147,6 +148,7 @@ def test_bad_input_gets_one_clear_line_and_exit_code_one(run, text, gpt2_folder,
         (["index", "M", "T", "-o", "R", "--workers", "0"], 1, "expected workers from 1"),
         (["index", "M", "T", "-o", ""], 1, "expected a folder or a URL for the run, found an empty name"),
         (["show", "", "L1D0"], 1, "expected a run, found an empty name"),
+        (["show", "\udcff", "L1D0"], 1, "expected a run with a name in UTF-8, found \\udcff"),
         (["values", "R", "--top", "0"], 1, "expected top from 1"),
         (["experiments", "R", "--seed=-1"], 1, "expected seed from 0"),
         (["experiments", "R", "--examples", "0"], 1, "expected examples from 1"),
@@ -169,6 +171,26 @@ def test_options_are_refused_in_one_line_before_anything_is_loaded(capsys, monke
     assert message in err
     assert err[:-1].isprintable()
     assert len(err) <= 600
+
+
+def test_names_that_are_not_utf_8_and_would_move_a_cursor_are_kept_as_they_are_and_shown_as_they_can_be(
+    gpt2_folder, text, tmp_path, capsys
+):
+    named, out = (tmp_path / os.fsdecode(name) for name in (b"\xff\x1b[31m.txt", b"run\x1b[2J"))
+    named.write_bytes(text.read_bytes())
+    assert call(capsys, "index", gpt2_folder, named, "-o", out, "--top", "2", "--stats", "full")[0] == 0
+    assert call(capsys, "index", gpt2_folder, named, "-o", out, "--top", "2", "--stats", "full")[0] == 0
+    assert call(capsys, "experiments", out, "activity", "--examples", "3", "--eval", named)[0] == 0
+    code, page, _ = call(capsys, "info", out)
+    assert code == 0
+    assert f"corpus     {tmp_path}/\\udcff␛[31m.txt" in page
+    assert f"run        {tmp_path}/run␛[2J\n" in page
+    found = json.loads(call(capsys, "info", out, "--json")[1])
+    assert found["corpus"]["sources"] == [str(named)]
+    assert call(capsys, "report", out)[0] == 0
+    code, _, err = call(capsys, "show", out, "L9D0")
+    assert code == 1
+    assert len(err.splitlines()) == 1
 
 
 def test_a_number_may_be_written_with_an_exponent(gpt2_folder, text, tmp_path, capsys):

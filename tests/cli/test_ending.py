@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -270,3 +272,11 @@ def test_the_program_can_be_stopped_while_it_is_imported(tmp_path, number, code)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (code, "ffmem: stopped\n")
+
+
+def test_the_program_listens_before_anything_slow_is_imported():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"] == {"ffmem": "ffmem.__main__:main"}
+    code = "import ffmem.__main__, sys; print(*{'typer', 'rich', 'json', 'torch', 'ffmem.cli.app'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

@@ -16,7 +16,9 @@ NASTY = "two\nlines \x1b[31m \u202e \x9b \ud800 é東 [red]"
 
 def test_a_page_keeps_its_lines_and_shows_what_is_hidden(capsys):
     say(NASTY)
-    assert capsys.readouterr().out.encode("utf-8", "replace").decode() == "two\nlines ␛[31m \\u202e \\x9b \\ud800 é東 [red]\n"
+    assert (
+        capsys.readouterr().out.encode("utf-8", "replace").decode() == "two\nlines ␛[31m \\u202e \\x9b \\ud800 é東 [red]\n"
+    )
 
 
 def test_a_note_is_one_line(capsys):

@@ -19,11 +19,16 @@ MOST_LAYERS = 10_000
 
 
 def given(what: str) -> Callable[[str], str]:
-    """Reads a name that must not be empty: the empty one would be the folder where the program was started."""
+    """Reads a name that must not be empty: the empty one would be the folder where the program was started.
+
+    What writes tables takes no names but in UTF-8.
+    """
 
     def read(text: str) -> str:
         if not text:
             raise FfmemError(f"expected {what}, found an empty name")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise FfmemError(f"expected {what} with a name in UTF-8, found {text}")
         return text
 
     return read

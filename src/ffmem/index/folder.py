@@ -143,7 +143,8 @@ class RunFolder:
         whole = {**manifest, "format": FORMAT}
         text = json.dumps({**whole, "hash": _seal(whole)}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
         with self.writing(MANIFEST) as temporary:
-            temporary.write_text(text, "utf-8")
+            # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
+            temporary.write_text(text, "utf-8", "backslashreplace")
 
     def described(self, *names: str) -> dict[str, dict[str, Any]]:
         """Size and hash of files, as the manifest holds them."""

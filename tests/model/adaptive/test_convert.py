@@ -63,6 +63,23 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_conversion_that_was_killed_has_left_goes_with_the_next(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ffmem.model.adaptive.convert._write", killed)
+        patch.setattr("ffmem.model.adaptive.convert.shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            convert(TINY, tmp_path / "out")
+    assert list(tmp_path.iterdir())
+    convert(TINY, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
 def test_a_folder_made_meanwhile_is_not_written_over(tmp_path, monkeypatch):
     def slow(self, where, **_):
         (tmp_path / "out").mkdir()

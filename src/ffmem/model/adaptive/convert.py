@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ def convert(source: str | Path, out: str | Path, *, rows8: bool = False) -> Path
     model, tokenizer = stored_model(known_name(source))
     if not isinstance(model, AdaptiveLM):
         raise ModelError(f"{source}: expected a model of the paper's kind (adaptive_lm), found a {type(model).__name__}")
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    temporary = target.with_name(f".{target.name}.tmp")
     try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a conversion that was killed
         temporary.mkdir(parents=True)
         _write(temporary, model, tokenizer, rows8)
         temporary.rename(target)  # fails where someone made a folder with files, or a file, meanwhile
