@@ -44,6 +44,7 @@ def test_a_cell_is_written_as_it_is_read(layer, index):
     [
         *("", "L3", "D17", "3D17", "L3D", "L3D-1", "L3 D17", "L3D17x", "xL3D17", "L-1D3", "L1.5D2", "16,1935", "2.mlp:17"),
         *("blocks.x.mlp[3]", "blocks.2.mlp.hook_post[17", "blocks.2.mlp.hook_post17]", "blocks.2.mlp.hook_post:17]"),
+        *("L1D" + "9" * 5000, "L" + "9" * 5000 + "D1", "blocks.2.mlp[" + "9" * 5000 + "]", "L1D٣"),
     ],
 )
 def test_a_name_of_no_form_is_an_error_that_shows_two(name):

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ffmem.text import visible
+
 PATIENCE = 2.0
 """Seconds before anything is shown."""
 PLAIN_EVERY = 10.0
@@ -21,7 +23,7 @@ class Reporter:
     """Shows how far a task has come: a bar on a terminal, a line now and then elsewhere, nothing if quiet."""
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
-        self.what = what
+        self.what = visible(what)
         self.quiet = quiet
         self.console = Console(stderr=True)
         self.began = self.last = time.monotonic()
@@ -29,7 +31,7 @@ class Reporter:
 
     def update(self, fraction: float | None, note: str = "") -> None:
         """Report the share done (None if unknown) and a short note."""
-        now = time.monotonic()
+        note, now = visible(note), time.monotonic()
         if self.quiet or now - self.began < PATIENCE:
             return
         if self.console.is_terminal:
@@ -51,14 +53,16 @@ class Reporter:
     def _show(self, fraction: float | None, note: str) -> None:
         if self._bar is None:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=16),
                 TaskProgressColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(compact=True),
                 TextColumn("left"),
                 # What has no room is this, not the time.
-                TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+                TextColumn(
+                    "{task.fields[note]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+                ),
                 expand=True,
                 console=self.console,
                 transient=True,

@@ -117,7 +117,7 @@ class Result:
             lines = ",".join(f"\n  {draw}" for draw in draws)
             text = text.replace('\n "resamples": []', f'\n "resamples": [{lines}]', 1)
             with index.folder.writing(f"{name}.json") as path:
-                path.write_text(text, "utf-8")
+                path.write_text(text, "utf-8", "backslashreplace")
         return self
 
 

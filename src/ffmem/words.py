@@ -86,9 +86,13 @@ class Cell:
         return cls(layer, index)
 
 
-_SHORT = re.compile(r"[Ll](?P<layer>\d+)[Dd](?P<index>\d+)")
-_EXPERT = re.compile(r"[Ll]\d+[Ee]\d+[Dd]\d+")
-_PATH = re.compile(r"(?:[A-Za-z_]\w*\.)+(?P<layer>\d+)(?:\.[A-Za-z_]\w*)*(?:\[(?=\d+\]$)|[.:/](?=\d+$))(?P<index>\d+)\]?")
+_NUMBER = r"[0-9]{1,18}"  # more digits are no number of anything, and Python reads only so many
+_SHORT = re.compile(rf"[Ll](?P<layer>{_NUMBER})[Dd](?P<index>{_NUMBER})")
+_EXPERT = re.compile(rf"[Ll]{_NUMBER}[Ee]{_NUMBER}[Dd]{_NUMBER}")
+_PATH = re.compile(
+    rf"(?:[A-Za-z_]\w*\.)+(?P<layer>{_NUMBER})(?:\.[A-Za-z_]\w*)*"
+    rf"(?:\[(?={_NUMBER}\]$)|[.:/](?={_NUMBER}$))(?P<index>{_NUMBER})\]?"
+)
 
 
 @dataclass(frozen=True, repr=False)

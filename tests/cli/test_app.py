@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 
@@ -154,6 +155,79 @@ def test_bad_input_gets_one_clear_line_and_exit_code_one(run, text, gpt2_folder,
     assert message in errors[0]
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["index", "M", "T", "-o", "R", "--top", "0"], 1, "expected top from 1 to 10,000, found 0"),
+        (["index", "M", "T", "-o", "R", "--top", "9" * 5000], 1, "expected top from 1 to 10,000, found 999"),
+        (["index", "M", "T", "-o", "R", "--top", "ten"], 2, "expected a number such as 10000 or 1e4, found 'ten'"),
+        (["index", "M", "T", "-o", "R", "--layers", "0"], 1, "found layer 0"),
+        (["index", "M", "T", "-o", "R", "--layers=-1"], 1, "expected layers such as 1-4,16, found '-1'"),
+        (["index", "M", "T", "-o", "R", "--limit-tokens", "0"], 1, "expected limit-tokens from 1"),
+        (["index", "M", "T", "-o", "R", "--batch-tokens", "0"], 1, "expected batch-tokens from 1"),
+        (["index", "M", "T", "-o", "R", "--shard-tokens", "all"], 2, "expected a number such as"),
+        (["index", "M", "T", "-o", "R", "--workers", "0"], 1, "expected workers from 1"),
+        (["index", "M", "T", "-o", ""], 1, "expected a folder or a URL for the run, found an empty name"),
+        (["show", "", "L1D0"], 1, "expected a run, found an empty name"),
+        (["show", "\udcff", "L1D0"], 1, "expected a run with a name in UTF-8, found \\udcff"),
+        (["values", "R", "--top", "0"], 1, "expected top from 1"),
+        (["experiments", "R", "--seed=-1"], 1, "expected seed from 0"),
+        (["experiments", "R", "--examples", "0"], 1, "expected examples from 1"),
+        (["plan", "gpt2", "--tokens", "0"], 1, "expected tokens from 1"),
+        (["plan", "gpt2", "--tokens", "1.5"], 1, "expected tokens as a whole number"),
+        (["plan", "gpt2", "--tokens", "9", "--gpu-memory", "nan"], 2, "expected a number"),
+        (["plan", "gpt2", "--tokens", "9", "--gpu-memory", "inf"], 1, "expected gpu-memory from 1"),
+        (["export", "R", "triggers", "-o", ""], 1, "expected a file to write, found an empty name"),
+        (["info", "R", "--colour\x1b[31m\u202e"], 2, "No such option"),
+        (["paint"], 2, "No such command 'paint'"),
+        (["show", "R"], 2, "Missing argument"),
+    ],
+)
+def test_options_are_refused_in_one_line_before_anything_is_loaded(capsys, monkeypatch, arguments, code, message):
+    monkeypatch.setattr("ffmem.index.build.build_index", None)
+    monkeypatch.setattr("ffmem.corpus.sources.open_source", None)
+    found, out, err = call(capsys, *arguments)
+    assert (found, out) == (code, "")
+    assert err.startswith("ffmem: error: ")
+    assert message in err
+    assert err[:-1].isprintable()
+    assert len(err) <= 600
+
+
+def test_names_that_are_not_utf_8_and_would_move_a_cursor_are_kept_as_they_are_and_shown_as_they_can_be(
+    gpt2_folder, text, tmp_path, capsys
+):
+    named, out = (tmp_path / os.fsdecode(name) for name in (b"\xff\x1b[31m.txt", b"run\x1b[2J"))
+    named.write_bytes(text.read_bytes())
+    assert call(capsys, "index", gpt2_folder, named, "-o", out, "--top", "2", "--stats", "full")[0] == 0
+    assert call(capsys, "index", gpt2_folder, named, "-o", out, "--top", "2", "--stats", "full")[0] == 0
+    assert call(capsys, "experiments", out, "activity", "--examples", "3", "--eval", named)[0] == 0
+    code, page, _ = call(capsys, "info", out)
+    assert code == 0
+    assert f"corpus     {tmp_path}/\\udcff␛[31m.txt" in page
+    assert f"run        {tmp_path}/run␛[2J\n" in page
+    found = json.loads(call(capsys, "info", out, "--json")[1])
+    assert found["corpus"]["sources"] == [str(named)]
+    assert call(capsys, "report", out)[0] == 0
+    code, _, err = call(capsys, "show", out, "L9D0")
+    assert code == 1
+    assert len(err.splitlines()) == 1
+
+
+def test_a_number_may_be_written_with_an_exponent(gpt2_folder, text, tmp_path, capsys):
+    out = tmp_path / "run"
+    options = ["--limit-tokens", "1e2", "--batch-tokens", "1_000", "--shard-tokens", "1e6", "--top", "2e0"]
+    assert call(capsys, "index", gpt2_folder, text, "-o", out, *options, "-q") == (0, "", "")
+    settings = json.loads((out / "manifest.json").read_text())["settings"]
+    assert [settings[name] for name in ("limit_tokens", "batch_tokens", "shard_tokens", "top")] == [100, 1000, 10**6, 2]
+
+
+def test_nothing_given_is_a_page_of_help(capsys):
+    code, out, err = call(capsys)
+    assert (code, err) == (0, "")
+    assert "Usage: ffmem" in out
 
 
 def test_help_teaches_every_verb(capsys):

@@ -80,7 +80,7 @@ def test_every_option_reaches_the_training(text, tmp_path, monkeypatch):
     assert [source.name for source in given.pop("valid")] == [str(text)]
     assert given == {
         "corpus": [str(text), str(text)],
-        "out": tmp_path,
+        "out": str(tmp_path),
         "size": "paper",
         "minutes": 2.5,
         "steps": None,
@@ -112,9 +112,12 @@ def test_the_same_command_again_finds_it_finished_and_overwrite_trains_again(cal
     [
         (["{text}", "--size", "huge"], "expected size small, medium, paper, found 'huge'"),
         (["{text}", "--minutes", "3", "--steps", "3"], "one of the two, found minutes 3.0 and steps 3"),
-        (["{text}", "--steps", "0"], "expected minutes or steps above 0"),
-        (["{text}", "--minutes", "nan"], "expected minutes or steps above 0"),
-        (["{text}", "--min-count", "0"], "expected min_count and log_every from 1"),
+        (["{text}", "--minutes", "0"], "expected minutes or steps above 0"),
+        (["{text}", "--steps", "0"], "expected steps from 1 to"),
+        (["{text}", "--minutes", "inf"], "expected minutes from 0 to"),
+        (["{text}", "--checkpoint-minutes=-1"], "expected checkpoint-minutes from 0 to"),
+        (["{text}", "--min-count", "0"], "expected min-count from 1"),
+        (["{text}", "--seed=-1"], "expected seed from 0"),
         (["{text}", "--device", "quantum"], "expected a device such as cpu"),
         (["{text}", "--valid", "{tmp}/none.txt"], "none.txt: no such file"),
         (["{tmp}/none.txt"], "none.txt: no such file"),

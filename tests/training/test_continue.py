@@ -12,7 +12,7 @@ import torch
 from ffmem.training import train as room
 from ffmem.training import trainer
 from ffmem.words import RunError
-from tests.training.small import STEPS, Crash, card_of, content, fit, log_of
+from tests.training.small import STEPS, Crash, card_of, content, fit, log_of, stream_of
 
 STATE = "work/state.safetensors"
 
@@ -182,6 +182,59 @@ def test_a_stop_behind_the_last_step_costs_no_step(text, whole, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(room.Trainer, "step", unwanted)
         fit(text, tmp_path / "model")
+    assert same_end(tmp_path / "model", whole)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_stop_while_the_corpus_is_numbered_leaves_no_half_of_it(text, whole, tmp_path, monkeypatch, error):
+    def deadly(*_, **__):
+        yield stream_of([3, 4])
+        raise error
+
+    out = tmp_path / "model"
+    with monkeypatch.context() as patch:
+        patch.setattr("ffmem.training.stream.encoded", deadly)
+        with pytest.raises(
+            (KeyboardInterrupt, RunError), match=r"^$|work/stream\.i32: cannot be written \(No space left on device\)"
+        ):
+            fit(text, out)
+    assert not (out / "work" / "stream.i32").exists()
+    assert not list(out.rglob("*.tmp"))
+    fit(text, out)
+    assert same_end(out, whole)
+
+
+def test_a_full_disk_is_told_with_the_file_and_the_checkpoint_before_is_continued(text, whole, tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    stop(monkeypatch, text, out, 4)
+
+    def full(*_):
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "save_state", full)
+        with pytest.raises(RunError, match=r"work/state\.safetensors: cannot be written \(.*No space left.*\); make room"):
+            fit(text, out, checkpoint_minutes=0)
+    fit(text, out)
+    assert same_end(out, whole)
+
+
+@needs_main_thread
+def test_a_signal_between_a_line_of_the_log_and_the_next_step_does_not_write_the_line_twice(
+    text, whole, tmp_path, monkeypatch
+):
+    def set_losses(trainer, losses):
+        if trainer.counters.step == 4 and not losses:
+            os.kill(os.getpid(), signal.SIGINT)
+        vars(trainer)["of the last steps"] = losses
+
+    with monkeypatch.context() as patch:
+        losses = property(lambda trainer: vars(trainer)["of the last steps"], set_losses)
+        patch.setattr(room.Trainer, "losses", losses, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            fit(text, tmp_path / "model")
+    assert [line["step"] for line in log_of(tmp_path / "model")] == [2, 4]
+    fit(text, tmp_path / "model")
     assert same_end(tmp_path / "model", whole)
 
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.main
 
 import ffmem
 from ffmem.cli import live
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note
+from ffmem.cli.ending import ended, kept
+from ffmem.cli.numbers import real, whole, whole_or_auto
+from ffmem.cli.options import (
+    AsJson,
+    Device,
+    Dtype,
+    OtherModel,
+    Quiet,
+    Run,
+    Seed,
+    Top,
+    TrustRemoteCode,
+    given,
+    note,
+    say,
+    say_json,
+    some_layers,
+)
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
-from ffmem.words import FfmemError
 
 if TYPE_CHECKING:
     from ffmem.index.estimate import Estimate
 
 app = typer.Typer(
     name="ffmem",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -66,9 +77,10 @@ def index(
             metavar="RUN",
             help="The run to make: a folder, or a URL such as `s3://bucket/x`.",
             show_default=False,
+            parser=given("a folder or a URL for the run"),
         ),
     ],
-    top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
+    top: Top = 50,
     unit: Annotated[str, typer.Option(help="What a sentence is: `sentence`, `line`, or `window:N` tokens.")] = "sentence",
     distinct: Annotated[
         str,
@@ -77,15 +89,30 @@ def index(
             "as in the paper's code. `document`: an article, or a record, offers its best. `none`: every prefix counts."
         ),
     ] = "text",
-    layers: Annotated[str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all")] = None,
-    limit_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.", show_default="none")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers from 1, such as `1-4,16`.", show_default="all", parser=some_layers)
+    ] = None,
+    limit_tokens: Annotated[
+        int | None,
+        typer.Option(help="Stop after this many tokens.", show_default="none", parser=whole("limit-tokens")),
+    ] = None,
     sample: Annotated[
         int | None,
-        typer.Option(help="Read this many records of the text, drawn at random, instead of all.", show_default="none"),
+        typer.Option(
+            help="Read this many records of the text, drawn at random, instead of all.",
+            show_default="none",
+            parser=whole("sample"),
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
-    batch_tokens: Annotated[str, typer.Option(help="Tokens a forward, padding included, or `auto`.")] = "auto",
-    shard_tokens: Annotated[str, typer.Option(help="Tokens between two checkpoints, or `auto`.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the sample.", parser=whole("seed", 0))] = 0,
+    batch_tokens: Annotated[
+        str,
+        typer.Option(help="Tokens a forward, padding included, or `auto`.", parser=whole_or_auto("batch-tokens", 1 << 30)),
+    ] = "auto",
+    shard_tokens: Annotated[
+        str,
+        typer.Option(help="Tokens between two checkpoints, or `auto`.", parser=whole_or_auto("shard-tokens")),
+    ] = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -119,7 +146,9 @@ def index(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that share the work, one a GPU where there are some.", show_default="1; with Ray one a GPU"
+            help="Processes that share the work, one a GPU where there are some.",
+            show_default="1; with Ray one a GPU",
+            parser=whole("workers", 1, 100_000),
         ),
     ] = None,
     devices: Annotated[
@@ -158,7 +187,7 @@ def index(
         announced.append(name)
         _announce(name, estimate)
 
-    with _to_be_continued(f"all finished shards are kept in {out}"):
+    with kept(f"all finished shards are kept in {out}"):
         built = build_index(
             model,
             sources,
@@ -211,11 +240,11 @@ def plan(
             "is read.",
         ),
     ],
-    tokens: Annotated[float, typer.Option(help="Of the text, such as `1e9`.", show_default=False)],
-    gpus: Annotated[int, typer.Option(help="GPUs in all.")] = 1,
-    top: Annotated[int, typer.Option(help="Triggers to keep for each cell.")] = 50,
+    tokens: Annotated[int, typer.Option(help="Of the text, such as `1e9`.", show_default=False, parser=whole("tokens"))],
+    gpus: Annotated[int, typer.Option(help="GPUs in all.", parser=whole("gpus", 1, 1_000_000))] = 1,
+    top: Top = 50,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Statistics of every cell too.")] = True,
-    gpu_memory: Annotated[float, typer.Option(help="Gigabytes of each GPU.")] = 141,
+    gpu_memory: Annotated[float, typer.Option(help="Gigabytes of each GPU.", parser=real("gpu-memory", 1, 1_000_000))] = 141,
     as_json: AsJson = False,
 ) -> None:
     """Tell what an index takes before it is made: time, memory, disk and network, from measured rates.
@@ -225,7 +254,7 @@ def plan(
     from ffmem.index.planning import plan as make
 
     found = make(model, tokens=tokens, gpus=gpus, top=top, stats=stats, gpu_memory=gpu_memory)
-    print(json.dumps(found.as_dict(), indent=2) if as_json else found)
+    say_json(found.as_dict(), indent=2) if as_json else say(str(found))
 
 
 @app.command()
@@ -233,7 +262,12 @@ def show(
     run: Run,
     cells: Annotated[list[str], typer.Argument(metavar="CELL...", help="Such as `L3D17`: layer from 1, cell from 0.")],
     top: Annotated[
-        int | None, typer.Option(help="Triggers and tokens to show, on each side.", show_default="10; as JSON all triggers")
+        int | None,
+        typer.Option(
+            help="Triggers and tokens to show, on each side.",
+            show_default="10; as JSON all triggers",
+            parser=whole("top", 1, 10_000),
+        ),
     ] = None,
     as_json: AsJson = False,
     model: OtherModel = None,
@@ -249,8 +283,6 @@ def show(
     from ffmem.index.pages import SHOWN, cell_text
     from ffmem.index.reader import open_index
 
-    if top is not None and top < 1:
-        raise FfmemError(f"expected top of at least 1, found {top}")
     opened = open_index(run)
     views = [opened[cell] for cell in cells]
     if model is not None and not opened.has_values:
@@ -261,13 +293,13 @@ def show(
         views = [opened[cell] for cell in cells]
     if as_json:
         found = [show_json(view, top) for view in views]
-        print(json.dumps(found if len(found) > 1 else found[0], ensure_ascii=False, indent=2))
+        say_json(found if len(found) > 1 else found[0], indent=2)
     else:
-        print("\n\n".join(cell_text(view, top or SHOWN) for view in views))
+        say("\n\n".join(cell_text(view, top or SHOWN) for view in views))
     if not opened.has_values and opened.model is None:
         note(False, f"to see what values say: ffmem values {run}")
-    elif top is not None and top > (kept := views[0].value.kept):
-        note(False, f"{kept} tokens of each value are kept; to have more: ffmem values {run} --top {top}")
+    elif top is not None and top > (held := views[0].value.kept):
+        note(False, f"{held} tokens of each value are kept; to have more: ffmem values {run} --top {top}")
 
 
 @app.command()
@@ -278,15 +310,15 @@ def info(run: Run, as_json: AsJson = False) -> None:
     found = open_index(run)
     disk = found.folder.disk_use()
     if as_json:
-        print(json.dumps({**found.manifest.as_dict(), "disk_bytes": disk}, ensure_ascii=False, indent=2))
+        say_json({**found.manifest.as_dict(), "disk_bytes": disk}, indent=2)
     else:
-        print("\n".join(info_lines(found, disk)))
+        say("\n".join(info_lines(found, disk)))
 
 
 @app.command()
 def values(
     run: Run,
-    top: Annotated[int, typer.Option(help="Tokens to keep on each side.")] = 50,
+    top: Annotated[int, typer.Option(help="Tokens to keep on each side.", parser=whole("top", 1, 10_000_000))] = 50,
     norm: Annotated[bool, typer.Option("--norm", help="Send values through the final norm first.")] = False,
     model: OtherModel = None,
     device: Device = "auto",
@@ -320,13 +352,20 @@ def experiments(
         typer.Option(help="Text to draw examples from, which the index has not seen; may be repeated.", show_default="none"),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(help="Prefixes to follow through the model.", show_default="4000; 200 of a control")
+        int | None,
+        typer.Option(
+            help="Prefixes to follow through the model.", show_default="4000; 200 of a control", parser=whole("examples")
+        ),
     ] = None,
     cells: Annotated[
         int | None,
-        typer.Option(help="Cells a layer whose triggers have tokens removed.", show_default="100; 20 of a control"),
+        typer.Option(
+            help="Cells a layer whose triggers have tokens removed.",
+            show_default="100; 20 of a control",
+            parser=whole("cells"),
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Seed = 0,
     control: Annotated[
         str | None,
         typer.Option(
@@ -377,7 +416,10 @@ def experiments(
         trust_remote_code=trust_remote_code,
     )
     for result in results:
-        print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(result_lines(result)), flush=True)
+        if as_json:
+            say_json(result.as_dict())
+        else:
+            say("\n".join(result_lines(result)))
     note(quiet, f"kept in {opened.folder.place(RESULTS)}{f'/{control}' if control else ''}")
 
 
@@ -385,7 +427,15 @@ def experiments(
 def report(
     run: Run,
     out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="FILE", help="The page to write.", show_default="RUN/report.html")
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="The page to write.",
+            show_default="RUN/report.html",
+            parser=given("a file for the page"),
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -412,7 +462,10 @@ def export(
     run: Run,
     table: Annotated[str, typer.Argument(metavar="triggers|cells|sentences", help="What to write.")],
     format: Annotated[str, typer.Option(help="`jsonl`, `csv` or `parquet`.")] = "jsonl",
-    out: Annotated[str | None, typer.Option("-o", "--out", help="A file.", show_default="standard output")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("-o", "--out", help="A file.", show_default="standard output", parser=given("a file to write")),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="In `csv`, put no apostrophe before text that a spreadsheet would compute.")
     ] = False,
@@ -420,17 +473,23 @@ def export(
     """Write a run's triggers, cells or sentences for other tools."""
     from ffmem.index.export import export as write
 
-    try:
-        write(run, table, format=format, out=out, raw=raw)
-    except BrokenPipeError:
-        # The reader (such as head) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write(run, table, format=format, out=out, raw=raw)
 
 
 @app.command()
 def train(
     corpus: Annotated[list[str], typer.Argument(metavar="CORPUS...", help="As for `ffmem index`.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The model folder to make.", show_default=False)],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="The model folder to make.",
+            show_default=False,
+            parser=given("a folder for the model"),
+        ),
+    ],
     size: Annotated[
         str,
         typer.Option(
@@ -438,16 +497,23 @@ def train(
         ),
     ] = "medium",
     minutes: Annotated[
-        float | None, typer.Option(help="The schedule ends after so many minutes.", show_default="15")
+        float | None,
+        typer.Option(help="The schedule ends after so many minutes.", show_default="15", parser=real("minutes")),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Or after so many steps.", show_default="none")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Or after so many steps.", show_default="none", parser=whole("steps"))
+    ] = None,
     valid: Annotated[
         list[str] | None, typer.Option(help="Text for validation; may be repeated.", show_default="the corpus's end")
     ] = None,
-    min_count: Annotated[int, typer.Option(help="A word seen less often is unknown.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the first weights and of the order of the text.")] = 0,
+    min_count: Annotated[int, typer.Option(help="A word seen less often is unknown.", parser=whole("min-count"))] = 3,
+    seed: Annotated[
+        int, typer.Option(help="Of the first weights and of the order of the text.", parser=whole("seed", 0))
+    ] = 0,
     device: Device = "auto",
-    checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between two checkpoints.")] = 5,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(help="Minutes between two checkpoints.", parser=real("checkpoint-minutes"))
+    ] = 5,
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the training in this folder first.")] = False,
     quiet: Quiet = False,
@@ -462,7 +528,7 @@ def train(
     def opened(specs: list[str]) -> list[Any]:
         return [open_source(spec, column=column, headings=True) for spec in specs]
 
-    with _to_be_continued(f"the training is kept in {out}"):
+    with kept(f"the training is kept in {out}"):
         run_training(
             opened(corpus),
             out=out,
@@ -478,7 +544,7 @@ def train(
             overwrite=overwrite,
             quiet=quiet,
         )
-    card = json.loads((out / "training.json").read_text("utf-8"))
+    card = json.loads((Path(out) / "training.json").read_text("utf-8"))
     found = card["perplexity"]
     note(
         quiet,
@@ -495,7 +561,7 @@ def convert(
             metavar="SOURCE", help="A fairseq folder (`model.pt`, `dict.txt`), a folder of `ffmem train`, or a .gguf file."
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to make.", parser=given("a folder to make"))],
     rows8: Annotated[bool, typer.Option("--rows8", help="Weights as 8-bit rows: a quarter of the size.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -506,8 +572,7 @@ def convert(
     from ffmem.model.convert import convert as write
 
     note(quiet, f"reading {source}")
-    with _to_be_continued(f"{out} is not made"):
-        folder = write(source, out, rows8=rows8)
+    folder = write(source, out, rows8=rows8)
     size = gigabytes(sum(file.stat().st_size for file in folder.iterdir()))
     note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
 
@@ -515,7 +580,15 @@ def convert(
 @app.command()
 def demo(
     out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="RUN", help="Keep the run here.", show_default="a temporary folder")
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="RUN",
+            help="Keep the run here.",
+            show_default="a temporary folder",
+            parser=given("a folder for the run"),
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -529,28 +602,6 @@ def demo(
     run_demo(out, quiet=quiet)
 
 
-@contextmanager
-def _to_be_continued(kept: str) -> Iterator[None]:
-    """Ctrl-C, or a scheduler's SIGTERM, ends a long command with what is kept and how to go on."""
-    code = 128 + signal.SIGINT
-
-    def end(number: int, _: Any) -> None:
-        nonlocal code
-        code = 128 + number
-        raise KeyboardInterrupt
-
-    main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, end) if main_thread else None
-    try:
-        yield
-    except KeyboardInterrupt:
-        note(False, f"stopped; {kept}. Give the same command again to continue.")
-        raise typer.Exit(code) from None
-    finally:
-        if main_thread:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
 def _announce(name: str, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
     disk, work = gigabytes(estimate.run_bytes), gigabytes(estimate.work_bytes)
@@ -558,10 +609,14 @@ def _announce(name: str, estimate: Estimate) -> None:
     note(False, f"{name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; an `FfmemError` is one line on standard error and exit code 1."""
-    try:
-        return app(args=arguments, prog_name="ffmem")
-    except (FfmemError, OSError) as error:
-        print(f"ffmem: error: {error}", file=sys.stderr)
-        sys.exit(1)
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 well, 1 with one line about an error, 2 for options that cannot be, 130 or 143
+    stopped."""
+    ended(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> None:
+    # Called as a program, typer would handle errors and signals itself.
+    command = typer.main.get_command(app)
+    with command.make_context("ffmem", list(arguments) or ["--help"]) as context:
+        command.invoke(context)

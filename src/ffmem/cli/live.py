@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note, say, say_json
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
@@ -49,7 +48,10 @@ def trace(
     load: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
     found = follow(loaded, prompt, at=at, target=target, cells=cells, of=of, run=index, grid=grid)
-    print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else str(found))
+    if as_json:
+        say_json(found.as_dict(), indent=2)
+    else:
+        say(str(found))
 
 
 def intervene(
@@ -108,7 +110,10 @@ def intervene(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
     )
-    print(json.dumps(found.as_dict(), ensure_ascii=False, indent=2) if as_json else "\n".join(found.lines()))
+    if as_json:
+        say_json(found.as_dict(), indent=2)
+    else:
+        say("\n".join(found.lines()))
 
 
 def causal(
@@ -158,5 +163,8 @@ def causal(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
     )
-    print(json.dumps(result.as_dict(), ensure_ascii=False) if as_json else "\n".join(causal_lines(result)))
+    if as_json:
+        say_json(result.as_dict())
+    else:
+        say("\n".join(causal_lines(result)))
     note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")

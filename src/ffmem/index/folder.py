@@ -196,7 +196,8 @@ class RunFolder:
 
     def write_manifest(self, manifest: Manifest) -> None:
         with self.writing(MANIFEST) as temporary:
-            temporary.write_text(manifest.as_json(), "utf-8")
+            # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
+            temporary.write_text(manifest.as_json(), "utf-8", "backslashreplace")
 
     def described(self, *names: str) -> dict[str, FileFacts]:
         """Size and hash of files, as the manifest holds them."""

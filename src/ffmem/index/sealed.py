@@ -25,9 +25,16 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     """Write tensors (on a CPU, contiguous) and facts, which are JSON, and the hash of both."""
     text = json.dumps(facts, sort_keys=True)
     digest = _digest(tensors, text)
-    try:
+    with as_os_errors():
         safetensors.torch.save_file(dict(tensors), path, {"facts": text, "sha256": digest})
-    except safetensors.SafetensorError as error:  # what stands in the way is an OSError, as from any other writer
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """What stands in the way of writing safetensors is an OSError, as from any other writer."""
+    try:
+        yield
+    except safetensors.SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
 

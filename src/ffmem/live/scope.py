@@ -20,7 +20,7 @@ EXPECTED = "all, generated, a position such as 4 or -1, or a range such as 3: or
 SHOWN = 60
 """Columns that are shown of what is no position."""
 
-_NUMBER = rf"[+-]?\d{{1,{DIGITS}}}"
+_NUMBER = rf"[+-]?[0-9]{{1,{DIGITS}}}"
 
 
 @dataclass(frozen=True)

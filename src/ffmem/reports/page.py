@@ -37,7 +37,7 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
         save_figures(index, folder.place(FIGURES if out is None else f"{PurePosixPath(name).stem}-{FIGURES}"))
     folder.sweep()
     with folder.writing(name) as path:
-        path.write_text(html, "utf-8")
+        path.write_text(html, "utf-8", "backslashreplace")
     return page
 
 

@@ -15,6 +15,8 @@ import torch
 
 from ffmem.corpus.sources import open_sources
 from ffmem.index.folder import RunFolder
+from ffmem.index.sealed import as_os_errors
+from ffmem.index.whole import refused
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import WikiTokenizer, wiki_tokenizer
 from ffmem.model.loading import device_of, quiet_transformers
@@ -178,9 +180,9 @@ def _save(
     found: Perplexity,
 ) -> None:
     """The model folder, then its card; the card's name makes it count, and the work is cleared."""
-    with quiet_transformers():
+    with refused(folder / "model.safetensors"), as_os_errors(), quiet_transformers():
         model.save_pretrained(folder.path)
-    tokenizer.save_pretrained(folder.path)
+        tokenizer.save_pretrained(folder.path)
     card = plan | asdict(counters) | {"perplexity": asdict(found), "vocabulary": len(tokenizer)}
     card["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     card["machine"] = torch.cuda.get_device_name() if model.device.type == "cuda" else platform.processor() or "cpu"

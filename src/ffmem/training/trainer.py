@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ffmem.index.folder import RunFolder
+from ffmem.index.whole import refused
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.progress import reporting
 from ffmem.training.batches import Reader, Windows
@@ -140,9 +141,11 @@ class Trainer:
             with self.autocast():
                 line["valid_perplexity"] = round(window_perplexity(self.model, glance), 2)
             note += f", valid perplexity {line['valid_perplexity']:.1f}"
-        with (self.folder / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.losses = []
+        # Stopped between the two, a step would have a second line.
+        with uninterrupted(), refused(self.folder / LOG):
+            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            self.losses = []
         return note
 
     def _cut_log(self) -> None:
