@@ -93,11 +93,7 @@ class Result:
         name = _name(self.experiment, self.control)
         with index.folder.writing(f"{name}.parquet") as path:
             pq.write_table(self.table, path)
-        whole = self.as_dict()
-        # Many and small: a line each.
-        draws = [json.dumps(draw, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for draw in whole["resamples"]]
-        text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        text = text.replace('\n "resamples": []', '\n "resamples": [' + ",".join(f"\n  {draw}" for draw in draws) + "]", 1)
+        text = _written(self.as_dict())
         with index.folder.writing(f"{name}.json") as path:
             path.write_text(text, "utf-8")
         return self
@@ -106,14 +102,15 @@ class Result:
 def load_result(index: Index, experiment: str, control: str | None = None) -> Result:
     """A result that was saved in this run: of its model, or of a control."""
     name = f"{_name(experiment, control)}.json"
+    again = f"ffmem experiments {index.path} {experiment}{f' --control {control}' if control else ''}"
     try:
         found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
         return Result(**{part.name: found[part.name] for part in fields(Result)})
     except FileNotFoundError as error:
-        raise RunError(f"{index.path} has no result {experiment}: make it with ffmem experiments {index.path}") from error
+        raise RunError(f"{index.path} has no result {experiment}: make it with {again}") from error
     except (ValueError, KeyError, TypeError) as error:
         place = index.folder.place(name)
-        raise RunError(f"{place}: damaged; make it again with ffmem experiments {index.path} {experiment}") from error
+        raise RunError(f"{place}: damaged; make it again with {again}") from error
 
 
 def saved_results(index: Index, control: str | None = None) -> list[str]:
@@ -125,6 +122,14 @@ def saved_results(index: Index, control: str | None = None) -> list[str]:
 
 def _name(experiment: str, control: str | None) -> str:
     return str(PurePosixPath(RESULTS, control or "", experiment))
+
+
+def _written(whole: dict[str, Any]) -> str:
+    """JSON to be read by people too; of the draws, which are many and small, a line each."""
+    draws = [json.dumps(draw, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for draw in whole["resamples"]]
+    text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Nothing else in it can begin a line so: a line break inside a text is written as \\n.
+    return text.replace('\n "resamples": []', '\n "resamples": [' + ",".join(f"\n  {draw}" for draw in draws) + "]", 1)
 
 
 def _plain(value: Any) -> Any:
