@@ -82,7 +82,7 @@ def test_a_result_of_another_run_and_changed_digits_are_refused(index, gpt2, tmp
     (index.path / "results").mkdir()
     theirs, ours = (run.path / "results" / "activity.json" for run in (other, index))
     shutil.copy(theirs, ours)
-    with pytest.raises(RunError, match=r"activity\.json: the result of another run; make it again with ffmem experiments"):
+    with pytest.raises(RunError, match=r"activity\.json: the result of another run; make it with ffmem experiments"):
         load_result(index, "activity")
     theirs.write_text(theirs.read_text().replace("0.25", "0.75"))
     with pytest.raises(RunError, match=r"activity\.json: altered since it was written"):
@@ -125,7 +125,7 @@ def test_a_result_waits_for_another_writer(index, monkeypatch):
 def test_a_damaged_file_is_named(index):
     Result("activity", 0, {}, [{"layer": 1}]).saved(index)
     (index.path / "results" / "activity.json").write_text("{")
-    with pytest.raises(RunError, match=r"activity\.json: damaged; make it again"):
+    with pytest.raises(RunError, match=r"activity\.json: damaged; make it"):
         load_result(index, "activity")
 
 

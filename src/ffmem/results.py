@@ -110,14 +110,8 @@ class Result:
             with index.folder.writing(f"{name}.parquet") as path:
                 pq.write_table(self.table, path)
             told = {"run": now.identity, **self.as_dict()}
-            whole = told | {"hash": _hash(told)}
-            # The draws are many and small: a line each.
-            draws = [json.dumps(draw, ensure_ascii=False, separators=(",", ":")) for draw in whole["resamples"]]
-            text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-            lines = ",".join(f"\n  {draw}" for draw in draws)
-            text = text.replace('\n "resamples": []', f'\n "resamples": [{lines}]', 1)
             with index.folder.writing(f"{name}.json") as path:
-                path.write_text(text, "utf-8", "backslashreplace")
+                path.write_text(_written(told | {"hash": _hash(told)}), "utf-8", "backslashreplace")
         return self
 
 
@@ -125,7 +119,7 @@ def load_result(index: Index, experiment: str, control: str | None = None) -> Re
     """A result that was saved in this run, of its model or of a control; an error where it is altered or another run's."""
     name = f"{_name(experiment, control)}.json"
     place = index.folder.place(name)
-    again = f"make it again with ffmem experiments {index.path} {experiment}"
+    again = f"make it with ffmem experiments {index.path} {experiment}{f' --control {control}' if control else ''}"
     try:
         found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
         if found.pop("hash") != _hash(found):
@@ -134,7 +128,7 @@ def load_result(index: Index, experiment: str, control: str | None = None) -> Re
             raise RunError(f"{place}: the result of another run; {again}")
         result = Result(**found)
     except FileNotFoundError as error:
-        raise RunError(f"{index.path} has no result {experiment}: make it with ffmem experiments {index.path}") from error
+        raise RunError(f"{index.path} has no result {experiment}: {again}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{place}: damaged; {again}") from error
     if (result.experiment, result.control) != (experiment, control):
@@ -165,6 +159,14 @@ def _name(experiment: str, control: str | None) -> str:
 
 def _hash(told: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _written(whole: dict[str, Any]) -> str:
+    """JSON to be read by people too; of the draws, which are many and small, a line each."""
+    draws = [json.dumps(draw, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for draw in whole["resamples"]]
+    text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Nothing else in it can begin a line so: a line break inside a text is written as \\n.
+    return text.replace('\n "resamples": []', '\n "resamples": [' + ",".join(f"\n  {draw}" for draw in draws) + "]", 1)
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from ffmem.experiments import agreement, run_experiments
 from ffmem.experiments.control import control_index, random_model
 from ffmem.index.folder import EXPERIMENTS
 from ffmem.results import load_result, saved_results
+from ffmem.words import RunError
 from tests.tiny import some_sentences
 
 RUN, CONTROL = sys.modules[run_experiments.__module__], sys.modules[random_model.__module__]
@@ -112,6 +113,8 @@ def test_stopped_in_the_middle_it_leaves_nothing(made, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_experiments(index, model=model, **SMALL)
     assert saved_results(index, "random") == []
+    with pytest.raises(RunError, match=r"has no result removal: make it with ffmem experiments .* removal --control random"):
+        load_result(index, "removal", "random")
 
 
 def test_a_damaged_control_is_made_again(made, controls):

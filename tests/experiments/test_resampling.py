@@ -187,10 +187,7 @@ def test_every_claim_can_be_judged_on_every_draw_as_on_the_result_and_the_file_s
     results = {one.experiment: one for one in run_experiments(index, model=model, examples=12, cells=4, quiet=True)}
     verdicts = [claim.verdict for claim in judge_claims(results)]
     for number in LOOKED_AT:
-        drawn = {
-            name: Result(name, one.seed, one.settings, **one.resamples[number], resamples=[])
-            for name, one in results.items()
-        }
+        drawn = {name: replace(one, **one.resamples[number]) for name, one in results.items()}
         judged = judge_claims(drawn)
         assert [claim.verdict == "not measured" for claim in judged] == [verdict == "not measured" for verdict in verdicts]
     for name in EXPERIMENTS:

@@ -21,8 +21,6 @@ MEANS = 1000
 DRAWN_AT_A_TIME = 1 << 20
 """Random numbers of that interval held at a time."""
 
-Counts = Float[np.ndarray, "draws units"]
-
 
 def draw_counts(units: int, seed: Sequence[int], draws: int = RESAMPLES) -> Float[np.ndarray, "draws units"]:
     """How often each unit is in each draw of as many units with replacement.
