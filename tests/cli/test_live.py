@@ -73,6 +73,8 @@ def test_a_causal_check_shows_promise_and_effect_and_is_kept(capsys, run):
     [
         (["trace", "MODEL", ""], "at least 1 token"),
         (["trace", "MODEL", PROMPT, "--at", "9"], "from 0 to 2"),
+        (["trace", "MODEL", PROMPT, "--at", "9" * 5000], "expected positions as all, generated"),
+        (["trace", "MODEL", PROMPT, "--at", ":" + "9" * 5000], "expected positions as all, generated"),
         (["trace", "MODEL", PROMPT, "--of", "all"], "output"),
         (["trace", "MODEL", PROMPT, "--target", "the war"], "one token"),
         (["intervene", "MODEL", PROMPT, "--edit", "L9D1=0"], "layers 1 to 3"),

@@ -45,6 +45,7 @@ def ended(run: Callable[[], object], *, for_good: bool = False) -> NoReturn:
         if not any(signal.getsignal(number) is _stop for number in SIGNALS):
             _came, _over = None, False
             _listen(before)
+            # What is taken apart in the midst of its work may complain, to nobody's use.
             sys.unraisablehook = lambda lost: unraisable(lost) if _came is None else None
         for stream in (sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
