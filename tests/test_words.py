@@ -51,7 +51,8 @@ def test_a_name_of_no_form_is_an_error_that_shows_two(name):
     with pytest.raises(CellError) as caught:
         Cell.parse(name)
     example = "L3D17 (layer from 1, cell from 0) or blocks.2.mlp.hook_post[17]"
-    assert str(caught.value) == f"expected a cell such as {example}, found {name!r}"
+    found = str(caught.value).removeprefix(f"expected a cell such as {example}, found ")
+    assert found == repr(name) if len(name) < 50 else found.startswith(repr(name)[:20]) and len(found) < 100
 
 
 def test_layer_zero_is_an_error_that_says_how_layers_are_counted():

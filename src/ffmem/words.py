@@ -75,7 +75,7 @@ class Cell:
         if _EXPERT.fullmatch(text):
             raise CellError(f"{_short(text)} names a cell of an expert layer, and models with experts are not supported yet")
         match = short or path
-        if match is None or max(map(len, match.groups())) > DIGITS:
+        if match is None:
             raise CellError(
                 "expected a cell such as L3D17 (layer from 1, cell from 0) or blocks.2.mlp.hook_post[17], "
                 f"found {_short(name)}"
@@ -86,7 +86,7 @@ class Cell:
         return cls(layer, index)
 
 
-_NUMBER = r"[0-9]{1,18}"  # more digits are no number of anything, and Python reads only so many
+_NUMBER = rf"[0-9]{{1,{DIGITS}}}"  # more digits are no number of anything, and Python reads only so many
 _SHORT = re.compile(rf"[Ll](?P<layer>{_NUMBER})[Dd](?P<index>{_NUMBER})")
 _EXPERT = re.compile(rf"[Ll]{_NUMBER}[Ee]{_NUMBER}[Dd]{_NUMBER}")
 _PATH = re.compile(

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 
@@ -81,7 +80,7 @@ def test_show_takes_several_cells_and_a_number_of_tokens_and_triggers(run, capsy
     assert [cell["cell"] for cell in found] == ["L2D7", "L1D0"]
     assert len(found[0]["triggers"]) == len(found[0]["value"]["suppressed"]) == 3
     assert found[0]["value"]["promoted"][0]["z"] > 1
-    assert call(capsys, "show", run, "L2D7", "--top", "0")[2].endswith("expected top of at least 1, found 0\n")
+    assert call(capsys, "show", run, "L2D7", "--top", "0")[2].endswith("expected top from 1 to 10,000, found 0\n")
 
 
 def test_show_asks_the_model_itself_before_values_are_stored(gpt2_folder, text, tmp_path, capsys):
@@ -196,17 +195,15 @@ def test_options_are_refused_in_one_line_before_anything_is_loaded(capsys, monke
     assert len(err) <= 600
 
 
-def test_names_that_are_not_utf_8_and_would_move_a_cursor_are_kept_as_they_are_and_shown_as_they_can_be(
-    gpt2_folder, text, tmp_path, capsys
-):
-    named, out = (tmp_path / os.fsdecode(name) for name in (b"\xff\x1b[31m.txt", b"run\x1b[2J"))
+def test_names_that_would_move_a_cursor_are_kept_as_they_are_and_shown_as_they_can_be(gpt2_folder, text, tmp_path, capsys):
+    named, out = (tmp_path / name for name in ("\u202e\x1b[31m.txt", "run\x1b[2J"))
     named.write_bytes(text.read_bytes())
     assert call(capsys, "index", gpt2_folder, named, "-o", out, "--top", "2", "--stats", "full")[0] == 0
     assert call(capsys, "index", gpt2_folder, named, "-o", out, "--top", "2", "--stats", "full")[0] == 0
     assert call(capsys, "experiments", out, "activity", "--examples", "3", "--eval", named)[0] == 0
     code, page, _ = call(capsys, "info", out)
     assert code == 0
-    assert f"corpus     {tmp_path}/\\udcff␛[31m.txt" in page
+    assert f"corpus     {tmp_path}/\\u202e␛[31m.txt" in page
     assert f"run        {tmp_path}/run␛[2J\n" in page
     found = json.loads(call(capsys, "info", out, "--json")[1])
     assert found["corpus"]["sources"] == [str(named)]
@@ -251,7 +248,7 @@ def test_the_version_is_the_package_s(capsys):
     [
         (["index", "MODEL", "pocket", "-o", "out"], "ffmem.index.build.build_index"),
         (["values", "RUN"], "ffmem.index.values.values"),
-        (["experiments", "RUN", "--eval", "pocket"], "ffmem.experiments.run.run_experiments"),
+        (["experiments", "RUN", "--eval", "pocket"], "ffmem.experiments.run.each_experiment"),
         (["trace", "MODEL", "The king"], "ffmem.model.loading.load_model"),
         (["trace", "MODEL", "The king", "--run", "RUN"], "ffmem.index.values.model_of"),
         (["intervene", "MODEL", "The king", "--edit", "L1D1=0"], "ffmem.live.comparison.compare"),

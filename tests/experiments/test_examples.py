@@ -149,7 +149,7 @@ def test_the_commands_open_another_text_as_the_run_s_was(made, tmp_path, monkeyp
         opened.append((eval[0].column, index.path))
         raise CorpusError("enough")
 
-    monkeypatch.setattr("ffmem.experiments.run.run_experiments", fake)
+    monkeypatch.setattr("ffmem.experiments.run.each_experiment", fake)
     monkeypatch.setattr("ffmem.live.causal.causal", fake)
     for verb in (["experiments"], ["causal", "L1D0"]):
         with pytest.raises(SystemExit):

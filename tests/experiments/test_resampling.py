@@ -185,11 +185,15 @@ def test_draws_of_the_normaliser_are_losses_per_token_of_repeated_examples(made)
 def test_every_claim_can_be_judged_on_every_draw_as_on_the_result_and_the_file_stays_small(kind, made):
     model, index, _ = made(kind)
     results = {one.experiment: one for one in run_experiments(index, model=model, examples=12, cells=4, quiet=True)}
-    verdicts = [claim.verdict for claim in judge_claims(results)]
+    claims = judge_claims(results)
     for number in LOOKED_AT:
         drawn = {name: replace(one, **one.resamples[number]) for name, one in results.items()}
         judged = judge_claims(drawn)
-        assert [claim.verdict == "not measured" for claim in judged] == [verdict == "not measured" for verdict in verdicts]
+        # Shares of few cases are not judged, and a draw may have a few more or less of them.
+        few = {claim.id for claim in judged if claim.figure == "Fig 8"}
+        assert [(claim.id, claim.verdict == "not measured") for claim in judged if claim.id not in few] == [
+            (claim.id, claim.verdict == "not measured") for claim in claims if claim.id not in few
+        ]
     for name in EXPERIMENTS:
         assert (index.path / "results" / f"{name}.json").stat().st_size < 400_000
         assert load_result(index, name).resamples == results[name].resamples

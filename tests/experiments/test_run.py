@@ -120,8 +120,8 @@ def test_json_is_one_result_a_line(run, capsys, tmp_path):
     ("arguments", "told"),
     [
         (["figures"], "expected experiments among"),
-        (["activity", "--examples", "0"], "expected examples of at least 1, found 0"),
-        (["activity", "--seed=-1"], "expected a seed of at least 0"),
+        (["activity", "--examples", "0"], "expected examples from 1 to"),
+        (["activity", "--seed=-1"], "expected seed from 0 to"),
         (["activity", "--control", "none"], "expected control random"),
         (["activity", "--eval", "none.txt"], "none.txt: no such file"),
     ],
