@@ -9,8 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ffmem"
 ORDER = [
-    "words",
     "text",
+    "words",
     "progress",
     "model",
     "corpus",

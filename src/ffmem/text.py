@@ -43,6 +43,16 @@ def shown_token(text: str | None) -> str:
     return "∎" if text is None else f"“{visible(text)}”"
 
 
+def quoted(value: object, columns: int = 60) -> str:
+    """What was found, as an error line quotes it: as far as the line has room for it.
+
+    >>> quoted("x" * 100, 10)
+    "'xxxxxx..."
+    """
+    shown = repr(value)
+    return shown if len(shown) <= columns else f"{shown[: columns - 3]}..."
+
+
 def width(text: str) -> int:
     """Columns that a terminal gives a text: two for wide characters, none for accents.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
+from ffmem.text import quoted
+
 SHOWN_PREFIX = 60
 """Characters of a prefix that a trigger shows of itself."""
 
@@ -73,16 +75,16 @@ class Cell:
         text = str(name).strip()
         short, path = _SHORT.fullmatch(text), _PATH.fullmatch(text)
         if _EXPERT.fullmatch(text):
-            raise CellError(f"{_short(text)} names a cell of an expert layer, and models with experts are not supported yet")
+            raise CellError(f"{quoted(text)} names a cell of an expert layer, and models with experts are not supported yet")
         match = short or path
         if match is None:
             raise CellError(
                 "expected a cell such as L3D17 (layer from 1, cell from 0) or blocks.2.mlp.hook_post[17], "
-                f"found {_short(name)}"
+                f"found {quoted(name)}"
             )
         layer, index = int(match["layer"]) + (0 if short else 1), int(match["index"])
         if layer < 1:
-            raise CellError(f"layers are counted from 1, found {_short(name)}; the first layer's cells are L1D0, L1D1, ...")
+            raise CellError(f"layers are counted from 1, found {quoted(name)}; the first layer's cells are L1D0, L1D1, ...")
         return cls(layer, index)
 
 
@@ -149,7 +151,7 @@ def check_layer(layer: Any, count: int) -> int:
     if number is not None and 1 <= number <= count:
         return number
     if number is None:
-        found = _short(layer)
+        found = quoted(layer)
     elif abs(number) < 10**DIGITS:
         found = f"layer {number}"
     else:
@@ -170,7 +172,7 @@ def parse_layers(text: Any, count: int) -> list[int]:
         for part in text.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             if not match or max(len(end or "") for end in match.groups()) > DIGITS:
-                raise FfmemError(f"expected layers such as 1-4,16, found {_short(text)}")
+                raise FfmemError(f"expected layers such as 1-4,16, found {quoted(text)}")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise FfmemError(f"expected layers from 1 to {count}, found {part.strip()!r}, which runs backwards")
@@ -179,11 +181,5 @@ def parse_layers(text: Any, count: int) -> list[int]:
     else:
         layers.update(check_layer(layer, count) for layer in (text if isinstance(text, Iterable) else [text]))
     if not layers:
-        raise FfmemError(f"expected layers from 1 to {count}, found none in {_short(text)}")
+        raise FfmemError(f"expected layers from 1 to {count}, found none in {quoted(text)}")
     return sorted(layers)
-
-
-def _short(value: object) -> str:
-    """What was found, quoted, as far as a line has room for it."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

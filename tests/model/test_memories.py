@@ -90,8 +90,14 @@ def test_all_hooks_are_gone_when_the_visitor_raises(memories, ids):
 def test_all_hooks_are_gone_when_the_forward_of_a_recording_fails(memories):
     model = memories("gpt2")
     before = hooks(model.model)
+
+    def fail(*_):
+        raise IndexError
+
+    broken = model.blocks[-1].register_forward_hook(fail)
     with pytest.raises(IndexError):
-        model.record(torch.tensor([[10_000]]))
+        model.record(torch.tensor([[1]]))
+    broken.remove()
     assert hooks(model.model) == before
 
 
@@ -182,3 +188,29 @@ def test_generating_text_is_taking_the_likeliest_token_again_and_again(gpt2):
     assert gpt2.generate("the king", 0) == ""
     with pytest.raises(FfmemError, match="tokens to generate"):
         gpt2.generate("the king", 10**6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ("The king", "found 'The king'"),
+        ([[1, 2]], r"found \[\[1, 2\]\]"),
+        (torch.tensor([1, 2]), r"found a tensor of torch.int64 \[2\]"),
+        (torch.tensor([[0.5]]), r"found a tensor of torch.float32 \[1, 1\]"),
+        (torch.zeros(1, 0, dtype=torch.int64), r"found a tensor of torch.int64 \[1, 0\]"),
+        (torch.tensor([[3, 101]]), "expected token ids from 0 to 100, found 101"),
+        (torch.tensor([[3, -1]]), "expected token ids from 0 to 100, found -1"),
+        (torch.ones(1, 65, dtype=torch.int64), "takes at most 64 tokens at a time, found 65"),
+    ],
+)
+def test_what_is_no_text_of_the_models_tokens_is_told_in_one_line(gpt2, ids, told):
+    with pytest.raises(ModelError, match=told):
+        gpt2.fed(ids)
+
+
+def test_every_way_into_the_model_looks_at_its_ids(gpt2):
+    wrong = torch.tensor([[3, 101]])
+    with gpt2.reading(lambda layer, m: None) as forward:
+        for way in (forward, gpt2.logits, gpt2.record, lambda ids: gpt2.record_at(ids, torch.tensor([0]))):
+            with pytest.raises(ModelError, match="expected token ids from 0 to 100, found 101"):
+                way(wrong)

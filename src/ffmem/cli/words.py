@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ffmem.text import visible
 
 if TYPE_CHECKING:
-    from ffmem.index.manifest import ValueFacts
-    from ffmem.index.reader import CellView, Index
+    from ffmem.index.manifest import Settings, ValueFacts
+    from ffmem.index.reader import CellView, Index, Said
     from ffmem.results import Result
 
 
@@ -42,8 +43,8 @@ def show_json(view: CellView, top: int | None) -> dict[str, Any]:
         "index": view.cell.index,
         "triggers": [trigger.as_dict() for trigger in (*view.triggers[:top], *view.negative_triggers[:top])],
         "value": {
-            "promoted": [vars(said) for said in view.value.top(shown)],
-            "suppressed": [vars(said) for said in view.value.bottom(shown)],
+            "promoted": [_said(said) for said in view.value.top(shown)],
+            "suppressed": [_said(said) for said in view.value.bottom(shown)],
             "max_probability": view.value.max_probability,
             "norm": view.value.norm,
         }
@@ -51,6 +52,11 @@ def show_json(view: CellView, top: int | None) -> dict[str, Any]:
         else None,
         "stats": view.stats.as_dict() if stats else None,
     }
+
+
+def _said(said: Said) -> dict[str, Any]:
+    """A token that a value promotes or suppresses; a z that is no number is null."""
+    return vars(said) | {"z": said.z if said.z is not None and isfinite(said.z) else None}
 
 
 def info_lines(index: Index, disk: int) -> list[str]:
@@ -66,6 +72,7 @@ def info_lines(index: Index, disk: int) -> list[str]:
         "corpus": ", ".join(manifest.corpus.sources),
         "read": f"{counts.records:,} records, {counts.sentences:,} sentences, {counts.tokens:,} tokens "
         f"in {counts.shards} shards, {counts.padding_share:.1%} padding",
+        "text": _text_read(settings, manifest.corpus.records),
         "skipped": f"{skipped}; {counts.cut_to_context:,} sentences cut to the context of {model.context:,}",
         "cells": f"{counts.cells:,} in layers {', '.join(map(str, index.layers))}",
         "triggers": f"{counts.triggers:,}, at most {settings.top} a cell and sign, "
@@ -77,6 +84,13 @@ def info_lines(index: Index, disk: int) -> list[str]:
         "made with": ", ".join(f"{name} {version}" for name, version in manifest.environment.items()),
     }
     return [visible(f"{name:<11}{text}") for name, text in lines.items()]
+
+
+def _text_read(settings: Settings, records: int | None) -> str:
+    """How much of the corpus a run was made from, and what became of WikiText's marks."""
+    drawn = f"{settings.sample:,} of {records:,} records, drawn with seed {settings.seed}" if settings.sample else "all"
+    limit = f", up to {settings.limit_tokens:,} tokens" if settings.limit_tokens else ""
+    return f"{drawn}{limit}; unit {settings.unit}; WikiText's marks: {settings.wikitext}"
 
 
 def _values_text(values: ValueFacts) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import sentencex
 
 from ffmem.corpus.wikitext import ELLIPSIS, plain
+from ffmem.text import quoted
 from ffmem.words import CorpusError
 
 _DECIMAL_POINT = re.compile(r"@\.@")
@@ -30,9 +31,9 @@ class Unit:
     def parse(cls, text: str) -> Unit:
         if text in ("sentence", "line"):
             return cls(text)
-        if match := re.fullmatch(r"window:([1-9][0-9]*)", text):
+        if match := re.fullmatch(r"window:([1-9][0-9]{0,17})", text):
             return cls("window", int(match[1]))
-        raise CorpusError(f"expected unit sentence, line or window:N, found {text!r}")
+        raise CorpusError(f"expected unit sentence, line or window:N, found {quoted(text)}")
 
     def __str__(self) -> str:
         return f"window:{self.tokens}" if self.tokens else self.kind

@@ -23,7 +23,7 @@ from torch import Tensor
 from ffmem.index.reader import Index, open_index
 from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
-from ffmem.text import visible
+from ffmem.text import quoted, visible
 from ffmem.words import Cell, CellError, FfmemError, RunError
 
 EXAMPLES = "L3D1=0, L3D1*2, L3D1+1 or L3D1~q0.99*2"
@@ -57,13 +57,13 @@ class Operation:
     def parse(cls, text: str) -> Operation:
         match = _OPERATION.fullmatch(text)
         if not match:
-            raise FfmemError(f"expected an operation such as =0, *2, +1, -1 or ~q0.99*2, found {_short(text)}")
+            raise FfmemError(f"expected an operation such as =0, *2, +1, -1 or ~q0.99*2, found {quoted(text)}")
         quantile = None if match["quantile"] is None else float(match["quantile"])
         number = float(match["number"] or match["strength"] or 1)
         if quantile is not None and not 0 <= quantile <= 1:
-            raise FfmemError(f"expected a quantile from 0 to 1, found {_short(text.strip())}")
+            raise FfmemError(f"expected a quantile from 0 to 1, found {quoted(text.strip())}")
         if not math.isfinite(number):
-            raise FfmemError(f"expected a finite number, found {_short(text.strip())}")
+            raise FfmemError(f"expected a finite number, found {quoted(text.strip())}")
         if match["sign"] == "-":
             return cls("+", -number)
         return cls(match["sign"] or "=", number, quantile)  # type: ignore[arg-type]
@@ -112,12 +112,12 @@ class Edit:
         if isinstance(edit, str):
             match = _EDIT.fullmatch(edit.strip())
             if not match:
-                raise FfmemError(f"expected an edit such as {EXAMPLES}, found {_short(edit)}")
+                raise FfmemError(f"expected an edit such as {EXAMPLES}, found {quoted(edit)}")
             cells, operation = match["cells"].strip(), match["operation"]
         elif isinstance(edit, tuple) and len(edit) == 2 and isinstance(edit[1], str):
             cells, operation = edit
         else:
-            raise FfmemError(f'expected an edit such as {EXAMPLES}, or a pair (cells, "=0"), found {_short(edit)}')
+            raise FfmemError(f'expected an edit such as {EXAMPLES}, or a pair (cells, "=0"), found {quoted(edit)}')
         return cls(parse_cells(cells), Operation.parse(operation))
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def parse_cells(cells: Any) -> tuple[Cell, ...]:
     else:
         found = [_cell(cell) for cell in cells]
     if not found:
-        raise CellError(f"expected at least one cell, found none in {_short(cells)}")
+        raise CellError(f"expected at least one cell, found none in {quoted(cells)}")
     return tuple(dict.fromkeys(found))
 
 
@@ -249,8 +249,3 @@ def _file(name: str) -> list[Cell]:
 def _written(number: float) -> str:
     """As short as it can be to be read again as the same number."""
     return repr(number).removesuffix(".0")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

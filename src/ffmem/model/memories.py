@@ -22,6 +22,7 @@ from ffmem.model.families import Family
 from ffmem.model.process import alone
 from ffmem.model.spots import Hook, hooked, module_at, record_spot, spots_of, touched
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
+from ffmem.text import quoted
 from ffmem.words import FfmemError, ModelError, check_layer, parse_layers
 
 Visit = Callable[[int, Tensor], None]
@@ -256,10 +257,11 @@ class MemoryModel:
             return Hook(activation.module, "instead", forward)
 
         def forward(ids: Int[Tensor, "batch pos"]) -> None:
-            before, under_way.shape = under_way.shape, tuple(ids.shape)
+            fed = self.fed(ids)
+            before, under_way.shape = under_way.shape, tuple(fed.shape)
             try:
-                with torch.inference_mode(), self.attending(ids.shape[1]):
-                    self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+                with torch.inference_mode(), self.attending(fed.shape[1]):
+                    self.model.base_model(input_ids=fed, use_cache=False)
             except _Stop:
                 return
             finally:
@@ -285,9 +287,26 @@ class MemoryModel:
             order.reverse()
         return alone(sdpa_kernel([*order, SDPBackend.MATH], set_priority=True))
 
+    def fed(self, ids: Any) -> Int[Tensor, "batch pos"]:
+        """Token ids on the model's device; a text, or an id that the model has no token for, is an error of one line.
+
+        Torch would only tell that an index is out of range; on a GPU, nothing could be computed any more.
+        """
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
+            found = f"a tensor of {ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else quoted(ids)
+            raise ModelError(f"expected token ids as a tensor of rows and columns, found {found}; see model.tokenizer")
+        if ids.shape[1] > self.context:
+            raise ModelError(f"{self.name} takes at most {self.context:,} tokens at a time, found {ids.shape[1]:,}")
+        if not ids.is_cuda:  # a look at what is there already would make the host wait for the GPU
+            low, high = (int(end) for end in ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                odd = low if low < 0 else high
+                raise ModelError(f"expected token ids from 0 to {self.config.vocab_size - 1:,}, found {odd:,}")
+        return ids.to(self.device)
+
     @torch.inference_mode()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
-        return self.model(input_ids=ids.to(self.device), use_cache=False).logits
+        return self.model(input_ids=self.fed(ids), use_cache=False).logits
 
     @torch.inference_mode()
     def record(self, ids: Int[Tensor, "batch pos"]) -> Recording:
@@ -304,7 +323,7 @@ class MemoryModel:
             return tensor[rows.to(tensor.device), columns.to(tensor.device)]
 
         def forward(ids: Tensor) -> None:
-            self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+            self.model.base_model(input_ids=self.fed(ids), use_cache=False)
 
         kept, _ = self._recorded(ids, pick, forward)
         return Places(**kept)

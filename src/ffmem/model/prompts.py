@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from ffmem.model.loading import quiet_transformers
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot, spots_of
-from ffmem.text import beginning
+from ffmem.text import beginning, quoted
 from ffmem.words import FfmemError
 
 SHOWN = 60
@@ -23,7 +23,7 @@ def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> 
     """A prompt's tokens, without the beginning-of-sentence token: at least one, and `room` left for more in the context."""
     ids = _read(model, prompt, "a prompt")
     if not ids:
-        raise FfmemError(f"expected a prompt of at least 1 token, found {_short(prompt)}")
+        raise FfmemError(f"expected a prompt of at least 1 token, found {quoted(prompt)}")
     most = model.context - int(bos)
     if len(ids) > most:
         raise FfmemError(f"expected a prompt of 1 to {most} tokens, as {model.name} takes, found {len(ids)}")
@@ -36,11 +36,11 @@ def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> 
 def _read(model: MemoryModel, text: Any, what: str) -> list[int]:
     """A text's tokens, none added; an error where it is no text, or none that can be written in UTF-8."""
     if not isinstance(text, str):
-        raise FfmemError(f"expected {what} as text, found {_short(text)}")
+        raise FfmemError(f"expected {what} as text, found {quoted(text)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = f"{_short(text[error.start])} at character {error.start}"
+        found = f"{quoted(text[error.start])} at character {error.start}"
         raise FfmemError(f"expected {what} in UTF-8, found {found}") from error
     return list(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
@@ -58,14 +58,9 @@ def token_id(model: MemoryModel, token: str | int) -> int:
         return int(ids[0])
     found = " + ".join(repr(text) for text in token_texts(model, ids[:SHOWN])) or "nothing"
     raise FfmemError(
-        f"expected one token of {model.name}, found {_short(token)}, which it reads as {beginning(found, SHOWN)}; "
+        f"expected one token of {model.name}, found {quoted(token)}, which it reads as {beginning(found, SHOWN)}; "
         "a space in front counts"
     )
-
-
-def _short(value: object) -> str:
-    """What was found, quoted, as far as a line has room for it."""
-    return beginning(repr(value), SHOWN)
 
 
 def token_texts(model: MemoryModel, ids: list[int]) -> list[str]:
