@@ -229,7 +229,8 @@ class Inputs:
             "bos": ["auto", "on", "off"],
             "negative": ["auto", "on", "off"],
             "stats": ["auto", "full", "sample", "off"],
-            "distinct": ["text", "sentence", "none"],
+            "distinct": ["text", "sentence", "document", "none"],
+            "wikitext": ["auto", "keep", "plain"],
             "of": ["output", "layer"],
             "column": ["text", "other"],
             "language": ["en", "de", "ja"],
@@ -238,7 +239,9 @@ class Inputs:
         if chooser.random() < GOOD and (name in good or name in numbers):
             return str(chooser.choice(good.get(name, ["1", "3", "9"])))
         own = {"cell": CELLS, "cells": CELLS, "layers": LAYERS, "edit": EDITS, "at": PLACES}.get(name, [])
-        return str(chooser.choice([*own, *chooser.choice([TEXTS, NUMBERS, self.odd])]))
+        # Whoever writes to a pipe waits for somebody who reads it.
+        odd = [path for path in self.odd if name != "out" or not path.endswith("fifo.txt")]
+        return str(chooser.choice([*own, *chooser.choice([TEXTS, NUMBERS, odd])]))
 
 
 def odd_files(folder: Path) -> list[str]:

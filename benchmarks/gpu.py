@@ -195,7 +195,8 @@ def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None
 def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> Iterator[dict[str, Any]]:
     """What all ways took, once more after each part: of a run that is cut short something is known."""
     model = make_model(shape, device)
-    size = auto_batch_tokens(Subject.of(model))
+    subject = Subject.of(model)
+    size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     ways: dict[str, Callable[[list[Batch]], None]] = {
         "bare trunk": bare(model),
@@ -297,7 +298,8 @@ def profile(shape: str, tokens: int, shard: int, device: str) -> None:
     """Show what the bare trunk's and the pass's kernels take in the first part, in which nearly everything passes, and
     in the second."""
     model = make_model(shape, device)
-    size = auto_batch_tokens(Subject.of(model))
+    subject = Subject.of(model)
+    size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     step = -(-len(batches) // PARTS)
     Pass(model, 0)(batches[:: max(1, len(batches) // 3)])
@@ -343,7 +345,8 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     encoder = Encoder(tokenizer, model.context - 1)
     share = index.counts["tokens"] // QUARTER
     plan = Corpus(open_sources(files), encoder, Unit("sentence"), "en", SHARD_TOKENS["cuda"], share, max(1, cores() - 2))
-    size = auto_batch_tokens(Subject.of(model))
+    subject = Subject.of(model)
+    size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     began = time.perf_counter()
     shards = list(plan.shards_ahead())
     feeding = time.perf_counter() - began

@@ -58,18 +58,18 @@ def compare(
 
     index = open_index(run)
     manifest, counts = index.manifest, index.counts
-    settings, model = manifest["settings"], manifest["model"]
-    device = manifest["environment"]["device_name"]
+    settings, model = manifest.settings, manifest.model
+    device = manifest.environment["device_name"]
     said = plan(
-        model["name"],
+        model.name,
         tokens=counts["tokens"],
-        top=settings["top"],
-        stats=settings["stats"] != "off",
+        top=settings.top,
+        stats=settings.stats != "off",
         length=counts["tokens"] / counts["sentences"],
         padding=counts["padding_share"],
-        rate=Rate("its own", model["d"], model["layers"], tflops, ratio, ratio, device, ""),
-        device=model["device"],
-        dtype=model["dtype"],
+        rate=Rate("its own", model.d, model.layers, tflops, ratio, ratio, device, ""),
+        device=model.device,
+        dtype=model.dtype,
     )
     rows: dict[str, tuple[float, float]] = {}
     if seconds is None:
@@ -81,7 +81,7 @@ def compare(
         rows["time to read and to finish, s"] = (said.time.reading + said.time.finishing, seconds)
     if memory is not None:
         # On a CPU the state that is being written is in the same memory.
-        held = said.memory.whole + (said.network.checkpoint if model["device"] == "cpu" else 0)
+        held = said.memory.whole + (said.network.checkpoint if model.device == "cpu" else 0)
         rows["memory, MB"] = ((baseline + held) / 1e6, memory / 1e6)
     rows["disk, the run at most, MB"] = (
         said.disk.run_bytes / 1e6,
@@ -90,7 +90,7 @@ def compare(
     if work is not None:
         rows["disk, while it is built, MB"] = (said.disk.work_bytes / 1e6, work / 1e6)
     return {
-        "model": model["name"],
+        "model": model.name,
         "tokens": counts["tokens"],
         "cells": counts["cells"],
         "tflops": round(tflops, 4),

@@ -361,7 +361,7 @@ def test_a_damaged_manifest_can_be_overwritten_where_nothing_else_lies_beside_it
     build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | json.loads(damage)) if "99" in damage else damage)
-    with pytest.raises(RunError, match=r"manifest.json: (damaged|expected format 1, found 99)"):
+    with pytest.raises(RunError, match=r"manifest.json: (damaged|expected format 2, found 99)"):
         build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "thesis.csv").write_text("mine")
@@ -505,8 +505,9 @@ def test_the_limit_on_records_changes_nothing_else(gpt2, text_file, tmp_path):
         build_index(gpt2, text_file, out=tmp_path / name, max_record=size, quiet=True).manifest
         for name, size in (("one", 1000), ("two", "2MB"))
     ]
-    assert [run["corpus"].pop("max_record") for run in runs] == [1000, 2_000_000]
-    assert runs[0] == runs[1]
+    assert [run.corpus.max_record for run in runs] == [1000, 2_000_000]
+    assert runs[0].origin == runs[1].origin
+    assert runs[0].files == runs[1].files
 
 
 MARKED = " = Rivers = \n The king @-@ sea , a <unk> <unk> , was old . \n The queen 's army ( a river ) left . \n" * 3

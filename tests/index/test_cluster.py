@@ -361,7 +361,7 @@ def test_an_address_where_something_else_answers_is_one_line(gpt2_folder, text_f
                     str(gpt2_folder),
                     str(text_file),
                     "-o",
-                    str(tmp_path),
+                    str(tmp_path / "run"),
                     "--engine",
                     "ray",
                     "--address",
@@ -377,7 +377,20 @@ def test_an_address_where_something_else_answers_is_one_line(gpt2_folder, text_f
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_an_address_without_a_cluster_is_one_line(gpt2_folder, text_file, tmp_path, address, capfd):
     with pytest.raises(SystemExit) as ended:
-        main(["index", str(gpt2_folder), str(text_file), "-o", str(tmp_path), "--engine", "ray", "--address", address, "-q"])
+        main(
+            [
+                "index",
+                str(gpt2_folder),
+                str(text_file),
+                "-o",
+                str(tmp_path / "run"),
+                "--engine",
+                "ray",
+                "--address",
+                address,
+                "-q",
+            ]
+        )
     assert ended.value.code == 1
     assert re.fullmatch(rf"ffmem: error: no Ray cluster can be reached at {address} \(.*\n", capfd.readouterr().err)
     assert not ray.is_initialized()

@@ -7,7 +7,7 @@ import pytest
 
 from ffmem import open_index
 from ffmem.index.folder import EXPERIMENTS, PARTS, RunFolder
-from ffmem.reports.curves import FIGURES
+from ffmem.reports.panels import FIGURES
 from ffmem.words import RunError
 
 FILES = ["triggers.arrow", "cells.arrow", "sentences.arrow", "tokens.arrow", "values.arrow"]

@@ -216,6 +216,7 @@ def test_text_fits_the_width_and_json_is_plain(gpt2):
         ({"tokens": [101]}, "a token id from 0 to 100, found 101"),
         ({"top": 0}, "top of at least 1"),
         ({"control": -1}, "control of at least 0"),
+        ({"seed": -1}, "seed of at least 0, found -1"),
         ({"edits": []}, "at least one edit"),
         ({"bos": "maybe"}, "bos auto, on or off"),
     ],

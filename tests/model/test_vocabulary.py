@@ -113,6 +113,8 @@ def test_extremes_are_both_ends_of_a_full_sort(case, norm, rows):
 def spread(request, monkeypatch):
     """Mean and deviation read off the scores, whole or in chunks, or without them, as where kernels hold none."""
     if request.param == "clouds":
+        if torch.cuda.is_available():
+            pytest.skip("on a GPU kernels cannot read what lies in the host's memory")
         pytest.importorskip("triton")
         monkeypatch.setattr(module, "can_tile", lambda device, elements, k=1: True)
     elif request.param == "chunks":

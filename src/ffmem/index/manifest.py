@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 FORMAT = 2
 """Of the manifest and of the files that it names."""
+MOST = 1 << 63
+"""No number of a run is as large."""
 State = Literal["building", "complete"]
 Distinct = Literal["text", "sentence", "document", "none"]
 """What makes two triggers of a cell different."""
@@ -257,16 +259,16 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     elif origin is dict and isinstance(value, dict):
         return {name: _typed(parts[1], one, f"{where}.{name}") for name, one in value.items()}
     elif origin is None and _fits(kind, value):
-        return value
+        return float(value) if kind is float else value
     raise ManifestError(f"altered since it was written ({where}: expected {_named(kind)}, found {repr(value)[:40]})")
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a plain type; true and false are no numbers, and a whole number is a float too."""
+    """Whether a value is of a plain type. Numbers are from 0 and not too large; true is none, and a whole one may be a float."""
     if is_dataclass(kind):
         return isinstance(value, dict)
     if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool) and value >= 0
+        return isinstance(value, (int, kind)) and not isinstance(value, bool) and 0 <= value < MOST
     return isinstance(value, kind)
 
 

@@ -57,9 +57,9 @@ def causal(
     A row a cell and group (`fires`, `matched`): the change of the log-probability of the value's top `tokens` together
     (the logarithm of their summed probability), and of the token that really follows, as means with 95% intervals.
     """
-    for name, number in (("prefixes", prefixes), ("tokens", tokens)):
-        if number < 1:
-            raise FfmemError(f"expected {name} of at least 1, found {number}")
+    for name, number, least in (("prefixes", prefixes, 1), ("tokens", tokens, 1), ("seed", seed, 0)):
+        if number < least:
+            raise FfmemError(f"expected {name} of at least {least}, found {number}")
     if not 0 <= quantile <= 1:
         raise FfmemError(f"expected a quantile from 0 to 1, found {quantile}")
     index = run if isinstance(run, Index) else open_index(run)

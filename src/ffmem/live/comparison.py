@@ -180,7 +180,7 @@ def compare(
     are followed besides the `top` of both models. Both generate `generate` tokens greedily. `control` times the same
     edits are made on random cells of the same layers, drawn with `seed` from those whose edit is as large in |Δm|·‖v‖.
     """
-    for name, number, least in (("top", top, 1), ("generate", generate, 0), ("control", control, 0)):
+    for name, number, least in (("top", top, 1), ("generate", generate, 0), ("control", control, 0), ("seed", seed, 0)):
         if number < least:
             raise FfmemError(f"expected {name} of at least {least}, found {number}")
     scope, parsed = Scope.parse(at), parse_edits(edits)

@@ -81,6 +81,8 @@ def test_how_far_a_word_stands_out_is_told_by_the_log_probabilities_of_its_band(
     if how == "chunks":
         monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2 * VOCABULARY)
     elif how == "clouds":
+        if torch.cuda.is_available():
+            pytest.skip("on a GPU kernels cannot read what lies in the host's memory")
         pytest.importorskip("triton")
         monkeypatch.setattr(module, "can_tile", lambda device, elements, k=1: True)
     found = vocabulary.extremes(h, 25)
