@@ -38,7 +38,7 @@ from ffmem.training import recipe
 from tests.tiny import some_text
 from tests.training.small import RECIPE
 
-IMPORTED = ("experiments.run", "index.build", "index.export", "index.values", "model.adaptive.convert", "reports.page")
+IMPORTED = ("experiments.run", "index.build", "index.export", "index.values", "model.convert", "reports.page")
 """What commands import when they are given: a fork has it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}

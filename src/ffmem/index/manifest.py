@@ -264,7 +264,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a plain type. Numbers are from 0 and not too large; true is none, and a whole one may be a float."""
+    """Whether a value is of a plain type. Numbers are from 0 and not too large; true is none; a whole one may be a float."""
     if is_dataclass(kind):
         return isinstance(value, dict)
     if kind in (int, float):
