@@ -55,6 +55,31 @@ def test_the_models_page_names_every_family():
     assert all(re.search(rf"\b{name.removesuffix('_text')}\b", page) for name in FAMILIES)
 
 
+def test_the_python_page_names_every_public_name_and_every_keyword_it_shows_is_one():
+    import inspect
+
+    import ffmem
+
+    page = (DOCS / "python.md").read_text("utf-8")
+    public = [
+        *ffmem.__all__,
+        *ffmem.experiments.__all__,
+        *(f"reports.{name}" for name in ("judge_claims", "figure", "Claim")),
+    ]
+    assert [name for name in public if name != "__version__" and not re.search(rf"`[^`]*\b{re.escape(name)}\b", page)] == []
+    shown = re.findall(r"`(?:(experiments|reports)\.)?(\w+)\(([^`]*)\)`", page)
+    signatures = 0
+    for room, name, arguments in shown:
+        function = getattr(getattr(ffmem, room) if room else ffmem, name, None)
+        if function is None or inspect.isclass(function):
+            continue
+        signatures += 1
+        known = inspect.signature(function).parameters
+        if function is not ffmem.experiments.run_experiments:  # its options are those of each_experiment
+            assert set(re.findall(r"(\w+)=", arguments)) <= known.keys(), name
+    assert signatures > 15
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     assert all(page.name in navigation for page in DOCS.glob("*.md"))

@@ -240,7 +240,7 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"sample": 0}, "sample of at least 1 record, found 0"),
         ({"sample": 1, "seed": -1}, "seed from 0 to"),
         ({"wikitext": "drop"}, "wikitext auto, keep or plain, found 'drop'"),
-        ({"max_record": "ten"}, "max-record of at least 100 bytes, such as 16MB, found 'ten'"),
+        ({"max_record": "ten"}, "max-record from 100 bytes to 1 TB, such as 16MB, found 'ten'"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),
     ],
 )

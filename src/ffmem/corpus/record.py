@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ffmem.text import beginning, visible
+from ffmem.text import beginning, quoted, visible
 from ffmem.words import CorpusError
 
 MAX_RECORD = 10_000_000
 """Bytes of a record, by default: longer than any book, and short enough to be held many times."""
-SMALLEST = 100
-"""Bytes that a limit on records must allow."""
+SMALLEST, LARGEST = 100, 10**12
+"""Bytes that a limit on records may be."""
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -23,10 +23,11 @@ def parse_size(size: str | int) -> int:
     >>> parse_size("16MB"), parse_size("1.5 KiB"), parse_size(2000)
     (16000000, 1536, 2000)
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(size).strip(), re.ASCII)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(size).strip(), re.ASCII)
     unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or (found := int(float(match[1]) * unit)) < SMALLEST:
-        raise CorpusError(f"expected max-record of at least {SMALLEST} bytes, such as 16MB, found {visible(str(size))!r}")
+    if match is None or unit is None or not SMALLEST <= (found := int(float(match[1]) * unit)) <= LARGEST:
+        ends = " to ".join(map(shown_size, (SMALLEST, LARGEST)))
+        raise CorpusError(f"expected max-record from {ends}, such as 16MB, found {quoted(str(size))}")
     return found
 
 
@@ -36,7 +37,7 @@ def shown_size(size: int) -> str:
     >>> shown_size(10_000_000), shown_size(1536), shown_size(100)
     ('10 MB', '1.54 kB', '100 bytes')
     """
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"
