@@ -50,7 +50,7 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
     assert "has read" in out
     assert set(saved_results(index, "random")) == set(EXPERIMENTS)
     results, controls = all_results(index), all_results(index, "random")
-    assert f"kept out of the index. {summary(judge_claims(results, controls))}" in out
+    assert f"kept out of the index. {summary(judge_claims(results, controls))}" in out.replace("\n", " ")
     assert out.count("  layer ") == index.manifest.model.layers
     assert (index.path / "report.html").is_file()
     assert str(index.path / "report.html") in err

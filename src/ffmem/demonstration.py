@@ -6,6 +6,7 @@ import sys
 import tempfile
 from math import log
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,8 @@ SHOWN, A_LAYER = 6, 1
 """Cells to show, in all and of a layer."""
 LEAST = 5
 """Triggers with a next token that a cell must have to be shown."""
+WIDTH = 110
+"""Columns of what is printed."""
 AGREEING = 0.3
 """The share of them that must agree."""
 
@@ -121,10 +124,8 @@ def _print_claims(index: Index) -> None:
 
     results = all_results(index)
     claims = judge_claims(results, all_results(index, CONTROL))
-    print(
-        f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index. {summary(claims)}\n"
-        "The residual stream already predicts what the model will say, layer by layer:"
-    )
+    told = f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index. {summary(claims)}"
+    print(f"{fill(told, WIDTH)}\nThe residual stream already predicts what the model will say, layer by layer:")
     for row in results["refinement"].rows:
         share = row["residual_matches_output"]
         print(f"  layer {row['layer']:2}  {'█' * round(40 * share)} {share:.0%}")

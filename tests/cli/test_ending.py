@@ -116,6 +116,23 @@ def test_an_interrupt_that_is_lost_comes_again(capsys):
     assert end(capsys, run) == (143, "ffmem: stopped\n")
 
 
+def test_an_import_is_not_cut_short_where_it_holds_the_lock_of_all_imports(capsys):
+    """Other threads would wait for that lock for ever, and whoever ends waits for those threads."""
+    went_on: list[float] = []
+    names = {"kill": os.kill, "own": os.getpid(), "number": signal.SIGTERM, "on": went_on.append, "now": time.monotonic}
+    code = "def locked():\n    kill(own, number)\n    on(now())\n"
+    exec(compile(code, "<frozen importlib._bootstrap>", "exec"), names)
+
+    def run():
+        names["locked"]()
+        time.sleep(10)
+
+    began = time.monotonic()
+    assert end(capsys, run) == (143, "ffmem: stopped\n")
+    assert len(went_on) == 1
+    assert time.monotonic() - began < 5
+
+
 def test_whoever_holds_a_signal_back_holds_back_the_one_that_comes_again(capsys):
     from ffmem.training.state import uninterrupted
 

@@ -13,8 +13,10 @@ def test_sizes_are_read_with_their_units(size, found):
     assert parse_size(size) == found
 
 
-@pytest.mark.parametrize("size", ["", "MB", "16 TB", "-1MB", "1e6", 99, "0", "1,5MB", "٣٣٣", "1\x1b[31mMB", 1 << 64, "9" * 5000])
-def test_what_is_no_size_or_too_small_is_refused_on_one_line(size):
+@pytest.mark.parametrize(
+    "size", ["", "MB", "16 TB", "-1MB", "1e6", 99, "0", "1,5MB", "٣٣٣", "1\x1b[31mMB", 1 << 64, "9" * 5000]
+)
+def test_what_is_no_size_too_small_or_too_large_is_refused_on_one_line(size):
     with pytest.raises(CorpusError, match="expected max-record from 100 bytes to 1 TB, such as 16MB, found") as caught:
         parse_size(size)
     assert str(caught.value).isprintable()

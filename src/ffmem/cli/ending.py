@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -18,6 +19,8 @@ AGAIN = 0.1
 """Seconds until an interrupt that was lost comes again."""
 LONGEST = 600
 """Characters of a line about an error."""
+IMPORTING = "<frozen importlib"
+"""How the files of the import machinery are called."""
 DEBUG = "FFMEM_DEBUG"
 """The environment variable that shows where an error comes from."""
 
@@ -98,26 +101,20 @@ def _listen(before: dict[int, Any]) -> None:
         before[signal.SIGALRM] = signal.getsignal(signal.SIGALRM)
 
 
-def _stop(number: int, _: Any) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     """Interrupt the program, unless it is on its way out: what it cleans up there is not to be cut short."""
     global _came
     if _over:
         return
     _came = _came or number
     if hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGALRM, _stop_again)
-        signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
+        # The exception may be lost in a destructor, or in a module that makes do without what it could not import.
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        if frame is not None and frame.f_code.co_filename.startswith(IMPORTING):
+            return  # cut short here, it could keep the lock of all imports, for which other threads would wait for ever
     if not _interrupted():
         raise Stop
-
-
-def _stop_again(_: int, frame: Any) -> None:
-    """An interrupt may be lost: in a destructor, or in a module that makes do without what it could not import."""
-    if _over or _came is None or _interrupted():
-        return
-    handler = signal.getsignal(_came)  # someone may hold the signal back just now
-    if callable(handler):
-        handler(_came, frame)
 
 
 def _interrupted() -> bool:
