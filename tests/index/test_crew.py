@@ -12,7 +12,7 @@ import torch
 
 from ffmem import build_index
 from ffmem.index.crew import Crew, Member
-from ffmem.index.lane import Nobody, ProcessLane
+from ffmem.index.lane import Lost, Nobody, ProcessLane
 from ffmem.words import FfmemError, ModelError, RunError
 from tests.index.reference import SETTINGS, content
 
@@ -111,6 +111,46 @@ def test_a_run_begun_by_three_is_finished_by_one_and_the_other_way_round(
         assert list((run / "work").iterdir())
         build_index(gpt2_folder, long_text, out=run, workers=then, **SETTINGS, **CPU)
         assert content(run) == alone
+
+
+@pytest.fixture
+def stopped(gpt2_folder, long_text, tmp_path, monkeypatch):
+    """A run with two finished shards, of which one's sentences are damaged."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("ffmem.index.worker.checkpoint.save", _saving_twice())
+        with pytest.raises(KeyboardInterrupt):
+            build_index(gpt2_folder, long_text, out=run, **SETTINGS, **CPU)
+    path = run / "work" / "shard-000001.arrow"
+    path.write_bytes(path.read_bytes()[:-3])
+    return run
+
+
+def test_a_damaged_shard_is_made_again_by_any_of_several_workers(gpt2_folder, long_text, alone, stopped):
+    build_index(gpt2_folder, long_text, out=stopped, workers=2, **SETTINGS, **CPU)
+    assert content(stopped) == alone
+
+
+def test_a_worker_that_is_lost_when_it_has_made_a_damaged_shard_again_costs_nothing(
+    gpt2_folder, long_text, alone, stopped, monkeypatch
+):
+    lost = []
+
+    class Forgotten(ProcessLane):
+        """Is gone before anybody hears that the damaged shard is written."""
+
+        def answer(self):
+            found = super().answer()
+            if found and not lost and (stopped / "work" / "shard-000001.arrow").exists():
+                lost.append(found)
+                self.process.kill()
+                raise Lost(self._end())
+            return found
+
+    monkeypatch.setattr("ffmem.index.build.ProcessLane", Forgotten)
+    build_index(gpt2_folder, long_text, out=stopped, devices="cpu", **SETTINGS)
+    assert lost
+    assert content(stopped) == alone
 
 
 def _saving_twice():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -162,6 +163,27 @@ def test_every_flipped_bit_of_the_work_is_noticed_and_costs_its_own_file_alone(i
     assert mend(folder, origin) == []
 
 
+def test_work_that_cannot_be_read_now_is_an_error_and_stays(interrupted, monkeypatch):
+    folder = RunFolder(interrupted)
+    before = content(interrupted)
+
+    @contextmanager
+    def refused(name):
+        raise OSError(5, "Input/output error")
+        yield
+
+    monkeypatch.setattr(folder, "reading", refused)
+    with pytest.raises(OSError, match="Input/output error"):
+        mend(folder, folder.manifest().origin)
+    assert content(interrupted) == before
+
+
+def test_of_two_states_that_cover_one_shard_one_goes(interrupted):
+    folder = RunFolder(interrupted)
+    shutil.copy(interrupted / "work" / "state-0.safetensors", interrupted / "work" / "state-1.safetensors")
+    assert mend(folder, folder.manifest().origin) == ["work/state-1.safetensors"]
+
+
 def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrupted):
     folder = RunFolder(interrupted)
     manifest = folder.manifest()
@@ -193,7 +215,10 @@ def test_a_damaged_file_of_the_work_costs_what_it_held_and_not_the_run(
     build_index(gpt2, long_text, out=interrupted, **(SETTINGS | {"quiet": False}))
     assert seen[: len(read)] == read
     assert content(interrupted) == whole
-    assert f"damaged and left out: work/{name}; what they held is read again" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "damaged and left out: " in told
+    assert f"work/{name}" in told
+    assert "what they held is read again" in told
 
 
 def test_other_settings_do_not_continue_a_run(interrupted, gpt2, long_text):

@@ -18,6 +18,7 @@ from ffmem.cli.options import (
     AsJson,
     Device,
     Dtype,
+    MaxRecord,
     OtherModel,
     Quiet,
     Run,
@@ -140,9 +141,7 @@ def index(
             "leaves it to the paper's own models."
         ),
     ] = "auto",
-    max_record: Annotated[
-        str, typer.Option(help="The largest record (a line of a file, a row) that is taken; a larger one is an error.")
-    ] = "10MB",
+    max_record: MaxRecord = "10MB",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -515,6 +514,7 @@ def train(
         float, typer.Option(help="Minutes between two checkpoints.", parser=real("checkpoint-minutes"))
     ] = 5,
     column: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    max_record: MaxRecord = "10MB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the training in this folder first.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -522,11 +522,12 @@ def train(
 
     Stopped or killed, the same command continues where it was. The folder it leaves is a model for `ffmem index`.
     """
+    from ffmem.corpus.record import parse_size
     from ffmem.corpus.sources import open_source
     from ffmem.training.train import train as run_training
 
     def opened(specs: list[str]) -> list[Any]:
-        return [open_source(spec, column=column, headings=True) for spec in specs]
+        return [open_source(spec, column=column, headings=True, max_record=parse_size(max_record)) for spec in specs]
 
     with kept(f"the training is kept in {out}"):
         run_training(
@@ -541,6 +542,7 @@ def train(
             device=device,
             checkpoint_minutes=checkpoint_minutes,
             column=column,
+            max_record=max_record,
             overwrite=overwrite,
             quiet=quiet,
         )

@@ -60,6 +60,9 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Run Python code that comes with the model. Never asked; read it first."),
 ]
+MaxRecord = Annotated[
+    str, typer.Option(help="The largest record (a line of a file, a row) that is taken; a larger one is an error.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
 OtherModel = Annotated[
     str | None,

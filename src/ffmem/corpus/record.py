@@ -47,7 +47,7 @@ def too_large(where: str, what: str, limit: int) -> CorpusError:
     """An error for a record that is larger than one may be; `what` was found there."""
     return CorpusError(
         f"{where}: expected a record of at most {shown_size(limit)}, found {what}: cut it into shorter ones, or allow it "
-        "with a larger --max-record of ffmem index"
+        "with a larger --max-record"
     )
 
 

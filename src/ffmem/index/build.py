@@ -28,7 +28,7 @@ from ffmem.index.devices import crowded, share_out
 from ffmem.index.estimate import Estimate, estimate, estimate_tokens
 from ffmem.index.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.index.lane import ProcessLane
-from ffmem.index.manifest import Counts, Manifest
+from ffmem.index.manifest import MOST, Counts, Manifest
 from ffmem.index.origin import Subject, agree, check_same_corpus, new_manifest, resolve, resolve_wikitext, sample_of
 from ffmem.index.reader import Index, open_index
 from ffmem.index.tables import (
@@ -101,14 +101,14 @@ def build_index(
     _choice("stats", stats, ("auto", "full", "sample", "off"))
     _choice("engine", engine, ENGINES)
     _choice("wikitext", wikitext, ("auto", "keep", "plain"))
-    if not isinstance(top, int) or not 1 <= top <= 10_000:
-        raise FfmemError(f"expected top from 1 to 10,000, found {top!r}")
-    if limit_tokens is not None and limit_tokens < 1:
-        raise FfmemError(f"expected limit-tokens of at least 1, found {limit_tokens}")
-    if sample is not None and sample < 1:
-        raise FfmemError(f"expected a sample of at least 1 record, found {sample}")
-    if not 0 <= seed < 1 << 63:
-        raise FfmemError(f"expected a seed from 0 to 2^63 - 1, found {seed}")
+    for name, number, least, most in (
+        ("top", top, 1, 10_000),
+        ("limit-tokens", limit_tokens, 1, MOST - 1),
+        ("sample", sample, 1, MOST - 1),
+        ("seed", seed, 0, MOST - 1),
+    ):
+        if number is not None and (type(number) is not int or not least <= number <= most):
+            raise FfmemError(f"expected {name} as a whole number from {least:,} to {most:,}, found {number!r}")
     parsed = Unit.parse(unit)
     max_record = parse_size(max_record)
     sources = open_sources(corpus, column=column, max_record=max_record)
@@ -304,10 +304,10 @@ class _Run:
 
     def alone(self, model: MemoryModel) -> Generator[None, None, None]:
         """By this process."""
-        names = checkpoint.workers(self.folder)
+        names, damaged = checkpoint.workers(self.folder), checkpoint.damaged_shards(self.folder)
         with (
             self.shards() as shards,
-            closing(Worker(model, self.folder, self.manifest, names[0] if names else "0")) as worker,
+            closing(Worker(model, self.folder, self.manifest, names[0] if names else "0", damaged)) as worker,
         ):
             check_known(self.folder, worker.kept, self.kept)
             for shard in shards:

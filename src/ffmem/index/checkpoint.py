@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,36 +122,46 @@ def mend(folder: RunFolder, origin: str) -> list[str]:
     """Compare every file that stopped work has left with its hash, and delete what is damaged or another run's.
 
     What is lost that way is read again: a shard for its own files, the shards that it covers for a state. Returns the names
-    of the files that were damaged.
+    of the files that are gone. What cannot be looked at now (a network or a disk that fails) is an error, and stays.
     """
+    damaged: list[str] = []
+    numbers: set[int] = set()
+    for state in _states(folder):  # one after the other: each is as large as what a worker holds
+        covers = _state_covers(folder, state, origin)
+        if covers is None or numbers & covers:
+            damaged.append(state)
+        else:
+            numbers |= covers
+    there = set(folder.parts(WORK))
     with ThreadPoolExecutor() as pool:
-        states = _states(folder)
-        found = dict(zip(states, pool.map(lambda name: _problem(folder, name, origin), states), strict=True))
-        numbers = sorted({number for name in states if not found[name] for number in _covered(folder, name)})
-        shards = [f"{_shard(number)}{ending}" for number in numbers for ending in (SENTENCES, ENDING)]
-        there = set(folder.parts(WORK))
-        whole = [name for name in shards if name in there]
-        found |= zip(whole, pool.map(lambda name: _problem(folder, name, origin), whole), strict=True)
-    damaged = [name for name, problem in found.items() if problem]
-    for name in damaged:
-        folder.remove(name)
+        whole = pool.map(lambda number: _is_whole(folder, there, number, origin), sorted(numbers))
+        for number, one in zip(sorted(numbers), whole, strict=True):
+            # Both go, or what is made again might be taken for the half of it that was left.
+            damaged += [] if one else [name for name in _own_files(number) if name in there]
+    folder.remove(*damaged)
     return damaged
 
 
-def _problem(folder: RunFolder, name: str, origin: str) -> str:
-    """What is wrong with a file of the work; empty where nothing is."""
-    try:
-        if name.endswith(SENTENCES):
-            with folder.reading(name) as path:
-                expected = _facts(folder, f"{name.removesuffix(SENTENCES)}{ENDING}")["sentences"]
-                return "" if file_hash(path) == expected else "its hash differs"
-        with folder.reading(name) as path:
-            _, facts = load_sealed(path)
-        if facts["origin"] != origin:
-            return "it is another run's"
-        return "" if "number" not in facts or _shard(facts["number"]) + ENDING == name else "it is another shard's"
-    except (RunError, SealError, OSError, KeyError, TypeError, ValueError) as error:
-        return str(error) or type(error).__name__
+def _state_covers(folder: RunFolder, state: str, origin: str) -> set[int] | None:
+    """The shards that a state covers; None where it is damaged or another run's."""
+    with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(state) as path:
+        _, facts = load_sealed(path)
+        if facts["origin"] == origin:
+            return {int(number) for number in facts["covered"]}
+    return None
+
+
+def _is_whole(folder: RunFolder, there: set[str], number: int, origin: str) -> bool:
+    """Whether a shard's own files are all there, as they were written, and of this shard and this run."""
+    sentences, sums = _own_files(number)
+    if not {sentences, sums} <= there:
+        return False
+    with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(sums) as path:
+        _, facts = load_sealed(path)
+        if (facts["origin"], facts["number"]) == (origin, number):
+            with folder.reading(sentences) as other:
+                return bool(file_hash(other) == facts["sentences"])
+    return False
 
 
 def kept(folder: RunFolder) -> dict[int, Kept]:
@@ -161,24 +172,28 @@ def kept(folder: RunFolder) -> dict[int, Kept]:
         for number in _covered(folder, state):
             if number in found:
                 raise _damaged(folder, state, f"shard {number} is in two states")
-            if _has_files(there, number):
-                facts = _facts(folder, f"{_shard(number)}{ENDING}")
+            if there.issuperset(_own_files(number)):
+                facts = _facts(folder, _own_files(number)[1])
                 span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
                 found[number] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
     return dict(sorted(found.items()))
 
 
 def covered(folder: RunFolder, worker: str) -> list[int]:
-    """The shards that a worker has kept."""
+    """The shards that a worker's state covers; none where it has left no state."""
+    return _covered(folder, _state(worker))
+
+
+def have_files(folder: RunFolder, shards: Iterable[int]) -> set[int]:
+    """Those of some shards whose own files are there."""
     there = set(folder.parts(WORK))
-    return [number for number in _covered(folder, _state(worker)) if _has_files(there, number)] if there else []
+    return {number for number in shards if there.issuperset(_own_files(number))}
 
 
 def damaged_shards(folder: RunFolder) -> set[int]:
-    """Those that some state covers, but whose own files are not there any more: only these are to be made again."""
-    there = set(folder.parts(WORK))
-    numbers = (number for state in _states(folder) for number in _covered(folder, state))
-    return {number for number in numbers if not _has_files(there, number)}
+    """The shards that some state covers, but whose own files are not there: only these are to be made again."""
+    numbers = {number for state in _states(folder) for number in _covered(folder, state)}
+    return numbers - have_files(folder, numbers)
 
 
 def begun(folder: RunFolder) -> bool:
@@ -272,8 +287,9 @@ def _covered(folder: RunFolder, state: str) -> list[int]:
     return [int(number) for number in _facts(folder, state)["covered"]] if folder.exists(state) else []
 
 
-def _has_files(there: set[str], number: int) -> bool:
-    return {f"{_shard(number)}{SENTENCES}", f"{_shard(number)}{ENDING}"} <= there
+def _own_files(number: int) -> tuple[str, str]:
+    """The names of the files that hold a shard's sentences, and its sums."""
+    return f"{_shard(number)}{SENTENCES}", f"{_shard(number)}{ENDING}"
 
 
 def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
@@ -281,7 +297,7 @@ def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
     try:
         with folder.reading(name) as path:
             return read_facts(path)
-    except (SealError, OSError) as error:
+    except SealError as error:
         raise _damaged(folder, name, error) from error
 
 

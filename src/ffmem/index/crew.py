@@ -65,6 +65,8 @@ class Crew:
     def __init__(self, hire: Callable[[int], Lane], size: int) -> None:
         self.hire = hire
         self.members = [self._member(number) for number in range(size)]
+        self.damaged: set[int] = set()
+        """Shards that are covered by what workers have left, but whose own files are to be made again."""
         self.lost: list[str] = []
         """What became of workers that are gone."""
 
@@ -89,6 +91,7 @@ class Crew:
         again: deque[Shard] = deque()
         given: set[int] = set()
         known = set(checkpoint.kept(folder))
+        self.damaged = checkpoint.damaged_shards(folder)
         more = True
         while True:
             kept: list[Shard] = []
@@ -100,7 +103,8 @@ class Crew:
                     kept += self._heard(member, answer[0], folder, manifest)
                 elif unkept and not member.unkept:
                     # It is gone: what it had kept before is kept, the rest waits for another.
-                    covered = checkpoint.covered(folder, member.name)
+                    covered = set(checkpoint.covered(folder, member.name)) - self.damaged
+                    covered |= checkpoint.have_files(folder, self.damaged)
                     kept += [shard for number, shard in unkept.items() if number in covered]
                     again += [shard for number, shard in unkept.items() if number not in covered]
                     self._give_up_after(failures, [number for number in unkept if number not in covered])
@@ -114,6 +118,7 @@ class Crew:
                     elif member.unkept:
                         self._call(member, "keep")
             known.update(shard.number for shard in kept)
+            self.damaged -= known
             working = sum(member.known for member in self.members)
             reading = sum(member.read_so_far() for member in self.members)
             yield Standing(kept, reading, working, len(self.lost))
@@ -146,7 +151,7 @@ class Crew:
             if difference := answer.differs(manifest):
                 raise FfmemError(f"worker {member.name} is not like the one that the run began with: it has {difference}")
             place = folder.path.absolute() if isinstance(folder.path, Path) else folder.path
-            self._call(member, "begin", str(place), manifest, member.name, folder.writer)
+            self._call(member, "begin", str(place), manifest, member.name, folder.writer, self.damaged)
             return []
         member.known, member.vain = True, 0
         return [member.unkept.pop(number) for number in answer if number in member.unkept]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ffmem.index.lock import WRITER, Claim, folder_lock
+from ffmem.index.lock import BEAT, WRITER, Claim, folder_lock
 from ffmem.index.manifest import FileFacts, Manifest, ManifestError
 from ffmem.index.store import ObjectStore, is_url, store_at
 from ffmem.text import visible
@@ -195,9 +195,11 @@ class RunFolder:
         self.files.sweep(*FOLDERS)
 
     def write_manifest(self, manifest: Manifest) -> None:
+        # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
+        data = manifest.as_json().encode("utf-8", "backslashreplace")
+        assert Manifest.parse(data) == manifest, "what is written could not be read"
         with self.writing(MANIFEST) as temporary:
-            # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
-            temporary.write_text(manifest.as_json(), "utf-8", "backslashreplace")
+            temporary.write_bytes(data)
 
     def described(self, *names: str) -> dict[str, FileFacts]:
         """Size and hash of files, as the manifest holds them."""
@@ -220,16 +222,25 @@ class RunFolder:
     def locked(self, *, quiet: bool = False, wait: float = 0.0) -> Iterator[None]:
         """Be the only writer. In an object store this is looked at again before each file is put.
 
-        Where another process writes in a local folder, its end is awaited for `wait` seconds.
+        Where another process writes, its end is awaited for `wait` seconds.
         """
         if not isinstance(self.files, ObjectStore):
             with folder_lock(self.path, wait=wait, quiet=quiet):
                 self.sweep()
                 yield
             return
-        self._claim = Claim(self.files)
+        began = time.monotonic()
+        while True:
+            self._claim = Claim(self.files)
+            try:
+                self._claim.take(quiet=quiet)
+                break
+            except RunError:
+                self._claim = None
+                if time.monotonic() - began >= wait:
+                    raise
+                time.sleep(min(BEAT, wait))
         try:
-            self._claim.take(quiet=quiet)
             yield
         finally:
             self._claim.release()

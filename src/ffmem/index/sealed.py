@@ -63,7 +63,7 @@ def _damage_told() -> Iterator[None]:
         yield
     except SealError:
         raise
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise SealError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
 
 

@@ -59,6 +59,8 @@ def values(
     loaded = model_of(index, model, **load)
     with index.folder.locked(quiet=quiet), reporting("projecting values", quiet=quiet) as reporter:
         manifest = index.folder.complete()
+        if manifest.identity != index.manifest.identity:
+            raise RunError(f"{index.path}: made anew since it was opened; give the same command again")
         before = values_of(manifest)
         now = VALUES_ANEW if before == VALUES else VALUES
         with index.folder.writing(now) as path:
@@ -82,8 +84,10 @@ def model_of(index: Index, model: MemoryModel | Any = None, **load: Any) -> Memo
     if model is None and facts.in_memory:
         raise RunError(f"{index.path} was made with a {facts.architecture} in memory: give that model (--model)")
     if model is None:
+        model = facts.name
+    if isinstance(model, str) and model == facts.name:
         load = {"revision": facts.revision} | load
-    loaded = load_model(facts.name if model is None else model, **load)
+    loaded = load_model(model, **load)
     check_same_model(index.path, index.manifest, loaded)
     return loaded
 

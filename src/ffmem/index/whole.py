@@ -65,6 +65,8 @@ def refused(place: object, *, room: object = "there") -> Iterator[None]:
     """Say in one line that a place could not be written, and where to make room; what is told of other files stays."""
     try:
         yield
+    except BrokenPipeError:  # its reader has seen enough, which is no refusal
+        raise
     except OSError as error:
         name = str(error.filename or place)
         if name != str(place) and ".ffmem-tmp" not in name:
@@ -100,20 +102,22 @@ def _beside(target: Path, mode: int) -> Iterator[Path]:
     Its lock says that it is in use, and ends with the process, however that ends.
     """
     handle: int | None = None
-    while True:  # until it is held before another process sweeps it
-        folder = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.ffmem-tmp")
-        folder.mkdir(mode)
-        if fcntl is None:
-            break
-        with suppress(FileNotFoundError):
-            handle = os.open(folder, os.O_RDONLY)
-            if _taken(handle, folder):
-                break
-            os.close(handle)
+    folder = target
     try:
+        while True:  # until it is held before another process sweeps it
+            folder = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.ffmem-tmp")
+            folder.mkdir(mode)
+            if fcntl is None:
+                break
+            with suppress(FileNotFoundError):
+                handle = os.open(folder, os.O_RDONLY)
+                if _taken(handle, folder):
+                    break
+                os.close(handle)
+                handle = None
         yield folder
     finally:
-        if folder.exists():
+        if folder is not target and folder.exists():
             _emptied(folder)
         if handle is not None:
             os.close(handle)

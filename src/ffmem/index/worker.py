@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -29,7 +29,9 @@ SWITCH = 1e-4
 class Worker:
     """Reads shards and leaves its findings in the run folder, written while the next shard is read."""
 
-    def __init__(self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str) -> None:
+    def __init__(
+        self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str, damaged: Iterable[int] = ()
+    ) -> None:
         self.model, self.folder, self.name = model, folder, name
         self.manifest, self.settings = manifest, manifest.settings
         self.devices = {layer: model.values(layer).device for layer in self.settings.layers}
@@ -39,9 +41,9 @@ class Worker:
         with turns(model.device.type):
             self.collectors = self._collectors()
             self.covered = checkpoint.load(folder, name, self.collectors)
-            self.damaged = checkpoint.damaged_shards(folder)
-            """Shards that some worker's state covers, but whose own files are to be made again."""
             self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
+        self.damaged = set(damaged)
+        """Shards that some worker's state covers, but whose own files are to be made again."""
         self.mended: list[int] = []
         """Damaged shards that this worker has read again."""
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
@@ -118,14 +120,14 @@ class Service:
     def subject(self) -> Subject:
         return Subject.of(self.model)
 
-    def begin(self, run: str, manifest: Manifest, name: str, writer: str | None) -> list[int]:
+    def begin(self, run: str, manifest: Manifest, name: str, writer: str | None, damaged: set[int]) -> list[int]:
         """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers.
 
-        `writer` is who leads, as the run's folder knows it.
+        `writer` is who leads, as the run's folder knows it; `damaged` are the shards that are covered, but to be made again.
         """
         folder = RunFolder(run)
         folder.write_as(writer)
-        self.worker = Worker(self.model, folder, manifest, name)
+        self.worker = Worker(self.model, folder, manifest, name, damaged)
         return self.worker.kept
 
     def read(self, shard: Shard) -> list[int]:

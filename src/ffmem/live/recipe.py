@@ -110,6 +110,7 @@ def _loading(model: MemoryModel) -> list[str]:
             "model, tokenizer = loaded.model, loaded.tokenizer",
         ]
     name, where = model.name, f", revision={model.revision!r}" if model.revision else ""
+    where += ", trust_remote_code=True" if model.trust_remote_code else ""
     if name.endswith(".gguf"):
         name, where = str(Path(name).parent), f"{where}, gguf_file={Path(name).name!r}"
     return [

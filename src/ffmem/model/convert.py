@@ -82,15 +82,14 @@ def _apart(target: Path) -> Iterator[Path]:
                     shutil.rmtree(path, ignore_errors=True)
     while True:
         folder = target.with_name(f".{target.name}.converting-{uuid.uuid4().hex[:8]}")
-        folder.mkdir()
-        with _locked(folder) as ours:
-            if ours is False:
-                continue  # another conversion took it for a left-over before it was locked
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            return
+        try:
+            folder.mkdir()
+            with _locked(folder) as ours:
+                if ours is not False:  # else another conversion took it for a left-over before it was locked
+                    yield folder
+                    return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

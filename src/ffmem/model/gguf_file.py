@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ffmem.model.process import Shared
 from ffmem.words import ModelError
 
 
+@Shared
 @contextmanager
 def parsed_once() -> Iterator[None]:
     """While a model is loaded, the gguf package's reader and its table of names are made once for a file.

@@ -105,6 +105,7 @@ def load_model(
         revision=revision,
         found_by_shape=row is None,
         in_memory=in_memory,
+        trust_remote_code=trust_remote_code,
         fingerprint=fingerprint,
     )
     refuse_unless_sound(loaded)

@@ -79,6 +79,8 @@ class MemoryModel:
     name: str
     revision: str | None = None
     found_by_shape: bool = False
+    trust_remote_code: bool = False
+    """Whether it was loaded with code of its own."""
     in_memory: bool = False
     """Whether a caller brought the model, so that it cannot be loaded again by its name."""
     fingerprint: Callable[[], str] = field(default=lambda: "", repr=False)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ffmem.corpus.record import MAX_RECORD, parse_size
 from ffmem.corpus.sources import open_sources
 from ffmem.index.folder import RunFolder
 from ffmem.index.sealed import as_os_errors
@@ -55,6 +56,7 @@ def train(
     checkpoint_minutes: int | float = 5,
     log_every: int = 50,
     column: str = "text",
+    max_record: int | str = MAX_RECORD,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Path:
@@ -77,8 +79,9 @@ def train(
         raise CorpusError("expected a corpus that can be read twice, found an iterator; give a list or a file")
     folder = RunFolder(out)
     target = device_of(device)
-    sources = open_sources(corpus, column=column, headings=True)
-    valid_sources = None if valid is None else open_sources(valid, column=column, headings=True)
+    reading: dict[str, Any] = {"column": column, "headings": True, "max_record": parse_size(max_record)}
+    sources = open_sources(corpus, **reading)
+    valid_sources = None if valid is None else open_sources(valid, **reading)
     plan = {
         "recipe": json.loads(json.dumps(asdict(recipe))),
         "minutes": minutes,
