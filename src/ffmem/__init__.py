@@ -6,10 +6,10 @@ Names are loaded when they are first used, so `import ffmem` needs neither torch
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # as checkers know it; `typing` takes a while, in which no signal is heard yet
 if TYPE_CHECKING:
     from ffmem import experiments as experiments
     from ffmem import reports as reports

@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from ffmem import export, open_index
 from ffmem.cli.app import main
 from ffmem.index import export as room
-from ffmem.words import FfmemError
+from ffmem.words import FfmemError, RunError
 
 
 def lines(path):
@@ -144,3 +146,16 @@ def test_text_that_a_spreadsheet_would_compute_is_quoted_unless_it_is_to_be_raw(
         assert others == [{"cell": "L1D0", "sign": "-", "coefficient": "-2.5", "tokens": "[-1, 2]"}] * len(texts)
     export(built, "sentences", out=tmp_path / "s.jsonl")
     assert [row["text"] for row in lines(tmp_path / "s.jsonl")] == texts
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "cells.arrow", "log.jsonl", "results/activity.json"])
+def test_a_file_of_a_run_is_never_written_over(built, tmp_path, name):
+    run = Path(shutil.copytree(built, tmp_path / "run"))
+    (tmp_path / "link.jsonl").symlink_to(run / name)
+    before = (run / "manifest.json").read_bytes()
+    for out in (run / name, tmp_path / "link.jsonl"):
+        with pytest.raises(RunError, match="this file is part of the run"):
+            export(run, "cells", out=out)
+    assert (run / "manifest.json").read_bytes() == before
+    export(run, "cells", out=run / "mine.jsonl")
+    assert (run / "mine.jsonl").exists()

@@ -443,12 +443,15 @@ def report(
     The page stands alone: it can be opened, sent and printed without this program. Needs no model and no torch.
     """
     from ffmem.index.folder import folder_of
+    from ffmem.reports.page import figures_beside
     from ffmem.reports.page import report as write
 
     page = write(run, out)
     folder, name = folder_of(page)
-    beside = "; figures beside it" if not isinstance(page, Path) or page.is_file() else ""  # not beside a device
-    note(quiet, f"{page} ({gigabytes(folder.size(name))}){beside}")
+    regular = not isinstance(page, Path) or page.is_file()  # else a device or a pipe
+    size = f" ({gigabytes(folder.size(name))})" if regular else ""
+    beside = "; figures beside it" if regular and folder.names(figures_beside(name, out)) else ""
+    note(quiet, f"{page}{size}{beside}")
 
 
 app.command()(live.trace)

@@ -171,7 +171,10 @@ def build_index(
             if announce:
                 cells = sum(facts.cells[layer - 1] for layer in resolved.layers)
                 signs = 2 if resolved.negative else 1
-                announce(subject.name, estimate(tokens, cells=cells, t=top, signs=signs, stats=resolved.has_stats))
+                disk = estimate(
+                    tokens, cells=cells, t=top, signs=signs, stats=resolved.has_stats, vocabulary=facts.vocabulary
+                )
+                announce(subject.name, disk)
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
                 folder.clear()

@@ -78,15 +78,24 @@ def state_bytes(t: int, signs: int, stats: bool) -> int:
 
 
 def estimate(
-    tokens: int | None, *, cells: int, t: int, signs: int, stats: bool, workers: int = 1, shards: int = 1
+    tokens: int | None,
+    *,
+    cells: int,
+    t: int,
+    signs: int,
+    stats: bool,
+    vocabulary: int = 0,
+    workers: int = 1,
+    shards: int = 1,
 ) -> Estimate:
-    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics and 300 a sentence, at most one a trigger.
+    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics, 300 a sentence, at most one a trigger, and
+    16 a token of the vocabulary.
 
     While it is built: a state a worker, and a shard's sums and the sentences that it had at the time.
     """
     triggers = cells * t * signs
     known = tokens // 20 if tokens is not None else None
     sentences, then = (most if known is None else min(most, known) for most in (triggers, triggers * shards))
-    run = 20 * triggers + (1400 if stats else 20) * cells + 300 * sentences
+    run = 20 * triggers + (1400 if stats else 20) * cells + 300 * sentences + 16 * vocabulary
     work = workers * cells * state_bytes(t, signs, stats) + (16 * cells * shards if stats else 0) + 300 * then
     return Estimate(cells, tokens, run, work)

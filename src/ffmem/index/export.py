@@ -14,7 +14,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ffmem.index.folder import folder_of
+from ffmem.index.folder import folder_of, refuse_part
 from ffmem.index.reader import CellView, Index, open_index
 from ffmem.index.store import is_url, store_at
 from ffmem.index.whole import sweep, whole
@@ -117,6 +117,7 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    refuse_part(out)
     if is_url(out):
         folder, name = folder_of(out)
         with folder.writing(name) as path, path.open("wb") as handle:

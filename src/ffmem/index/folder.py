@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -284,6 +285,18 @@ def folder_of(file: str | Path) -> tuple[RunFolder, str]:
     if not is_url(above):
         raise RunError(f"expected a file in a bucket or folder, found {place}")
     return RunFolder(above), name
+
+
+def refuse_part(file: str | Path, *, but: str = "") -> None:
+    """An error where a file that a user names is one of a run's own, `but` this one: writing it would end the run."""
+    place = store_at(file).path
+    above, names = place if isinstance(place, str) else os.path.realpath(place), ""
+    for _ in range(3):  # results/random/agreement.json lies deepest
+        above, _, name = above.rpartition("/")
+        names = f"{name}/{names}".rstrip("/")
+        own = names != but and (names == MANIFEST or PARTS.fullmatch(names))
+        if own and above and is_url(above) == is_url(file) and RunFolder(above).exists(MANIFEST):
+            raise RunError(f"{file}: this file is part of the run {above}; name another")
 
 
 def values_of(manifest: Manifest) -> str | None:

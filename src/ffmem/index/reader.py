@@ -17,8 +17,8 @@ from ffmem.index import pages
 from ffmem.index.folder import RunFolder, values_of
 from ffmem.index.histogram import middle, quantile
 from ffmem.index.manifest import Manifest
-from ffmem.text import visible
-from ffmem.words import SIGNS, Cell, CellError, RunError, Trigger
+from ffmem.text import quoted, visible
+from ffmem.words import SIGNS, Cell, CellError, FfmemError, RunError, Trigger
 
 if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
@@ -99,7 +99,9 @@ class Index:
         if name not in self._tables:
             file = (name == "values" and values_of(self.manifest)) or f"{name}.arrow"
             if file not in self.manifest.files:
-                raise RunError(f"{self.path} has no {file}: add it with ffmem values {self.path}")
+                names = ", ".join(sorted({*(known.partition(".")[0] for known in self.manifest.files)} - {"values-2"}))
+                advice = f"add it with ffmem values {self.path}" if name == "values" else f"it has {names}"
+                raise RunError(f"{self.path} has no table {visible(str(name))}: {advice}")
             try:
                 path = self.folder.table(file, self.manifest.files[file])
             except FileNotFoundError as error:
@@ -261,8 +263,8 @@ class CellStatistics:
 
     def quantile(self, q: float) -> float:
         """The q-quantile (0 to 1), within 5%."""
-        if not 0 <= q <= 1:
-            raise ValueError(f"expected a quantile from 0 to 1, found {q}")
+        if not isinstance(q, (int, float)) or not 0 <= q <= 1:
+            raise FfmemError(f"expected a quantile from 0 to 1, found {quoted(q)}")
         found = quantile(np.array(self.facts["bins"], int), np.array(self.facts["counts"], int), q)
         return float(np.clip(found, self.minimum, self.maximum))
 
@@ -349,9 +351,10 @@ class Value:
     def _said(self, side: str, k: int) -> list[Said]:
         ids, log_probs = self._row[side], self._row[f"{side}_log_prob"]
         zs = self._row.get(f"{side}_z", [None] * len(ids))
-        if k > len(ids):
+        if type(k) is not int or not 0 <= k <= len(ids):
             raise RunError(
-                f"expected at most the {len(ids)} tokens stored for each value, found {k}: use ffmem values --top {k}"
+                f"expected at most the {len(ids)} tokens that are known of each value, found {quoted(k)}; "
+                "ffmem values --top keeps more"
             )
         return [
             Said(self.cell.index.token(id), id, float(np.exp(log_prob)), z)

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ffmem.index.whole import is_unfinished, refused, sweep, whole
+from ffmem.text import quoted
 from ffmem.words import RunError
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -94,6 +95,8 @@ def store_at(place: str | Path) -> Store:
     >>> store_at("runs/gpt2").path, store_at("file:///runs/gpt2").path, store_at("memory://runs/gpt2/").path
     (PosixPath('runs/gpt2'), PosixPath('/runs/gpt2'), 'memory://runs/gpt2')
     """
+    if not isinstance(place, (str, Path)):
+        raise RunError(f"expected a folder, a file or a URL by its name, found {quoted(place)}")
     if not str(place):
         raise RunError("expected a folder, a file or a URL, found an empty name")
     if re.match(r"\w{2,}:/(?!/)", str(place)):  # as a Path writes it, too

@@ -313,19 +313,22 @@ class MemoryModel:
     @torch.inference_mode()
     def record(self, ids: Int[Tensor, "batch pos"]) -> Recording:
         """Everything that flows through every layer in one forward (see `Recording`)."""
-        kept, logits = self._recorded(ids, lambda tensor: tensor, self.logits)
+        kept, logits = self._recorded(self.fed(ids), lambda tensor: tensor, self.logits)
         return Recording(**kept, logits=logits)
 
     @torch.inference_mode()
     def record_at(self, ids: Int[Tensor, "batch pos"], at: Int[Tensor, " batch"]) -> Places:
         """What flows through every layer at one column of each row; the vocabulary projection is not computed."""
+        ids = self.fed(ids)
+        if not isinstance(at, Tensor) or at.shape != ids.shape[:1]:
+            raise ModelError(f"expected a column for each of {len(ids)} rows, as a tensor, found {quoted(at)}")
         rows, columns = torch.arange(len(ids), device=self.device), at.to(self.device)
 
         def pick(tensor: Tensor) -> Tensor:
             return tensor[rows.to(tensor.device), columns.to(tensor.device)]
 
         def forward(ids: Tensor) -> None:
-            self.model.base_model(input_ids=self.fed(ids), use_cache=False)
+            self.model.base_model(input_ids=ids, use_cache=False)
 
         kept, _ = self._recorded(ids, pick, forward)
         return Places(**kept)

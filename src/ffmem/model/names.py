@@ -41,6 +41,8 @@ def known_name(source: str | Path) -> str:
     """A bundled model's name or an id as it is; a local folder or file by its absolute path, for a run to find it again."""
     if source in BUNDLED:
         return str(source)
+    if not str(source):
+        raise ModelError("expected a model's name, a folder or a .gguf file, found an empty name")
     try:
         path = Path(source).expanduser()
         there = path.exists()

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from string import Template
 
 import ffmem
-from ffmem.index.folder import FIGURES, PAGE, folder_of
+from ffmem.index.folder import FIGURES, PAGE, folder_of, refuse_part
 from ffmem.index.reader import Index, open_index
 from ffmem.reports.claims import judge_claims
 from ffmem.reports.drawing import bundle
@@ -32,13 +32,19 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
     page = folder.place(name)
     if isinstance(page, Path) and page.is_dir():
         raise FfmemError(f"expected a file for the page, found a folder at {page}: try {page / PAGE}")
+    refuse_part(page, but=PAGE)
     html = render(index)
     if not (isinstance(page, Path) and page.exists() and not page.is_file()):  # beside a device or a pipe lies nothing
-        save_figures(index, folder.place(FIGURES if out is None else f"{PurePosixPath(name).stem}-{FIGURES}"))
+        save_figures(index, folder.place(figures_beside(name, out)))
     folder.sweep()
     with folder.writing(name) as path:
         path.write_text(html, "utf-8", "backslashreplace")
     return page
+
+
+def figures_beside(name: str, out: str | Path | None) -> str:
+    """The folder of a page's figures, beside the page of this name: the run's own, or one that is called after it."""
+    return FIGURES if out is None else f"{PurePosixPath(name).stem}-{FIGURES}"
 
 
 def render(index: Index) -> str:
