@@ -133,6 +133,23 @@ def test_an_import_is_not_cut_short_where_it_holds_the_lock_of_all_imports(capsy
     assert time.monotonic() - began < 5
 
 
+def test_a_library_that_puts_the_default_handler_back_does_not_end_the_program_on_the_spot(capsys):
+    cleaned = []
+
+    def run():
+        try:
+            send(signal.SIGTERM)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as some do that were asked to shut down
+            time.sleep(0.3)
+            cleaned.append(True)
+            raise
+
+    assert end(capsys, run) == (143, "ffmem: stopped\n")
+    assert cleaned
+
+
 def test_whoever_holds_a_signal_back_holds_back_the_one_that_comes_again(capsys):
     from ffmem.training.state import uninterrupted
 

@@ -61,7 +61,8 @@ def test_every_option_reaches_the_training(text, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(train, "train", caught)
-    options = "--size paper --minutes 2.5 --min-count 7 --seed 4 --device cpu --checkpoint-minutes 1 --column body"
+    options = "--size paper --minutes 2.5 --min-count 7 --seed 4 --device cpu --checkpoint-minutes 1 --column body "
+    options += "--max-record 2MB"
     command = [
         "train",
         str(text),
@@ -89,6 +90,7 @@ def test_every_option_reaches_the_training(text, tmp_path, monkeypatch):
         "device": "cpu",
         "checkpoint_minutes": 1,
         "column": "body",
+        "max_record": "2MB",
         "overwrite": True,
         "quiet": True,
     }

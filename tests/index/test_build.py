@@ -226,7 +226,7 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"top": 0}, "top from 1"),
+        ({"top": 0}, "top as a whole number from 1 to 10,000, found 0"),
         ({"unit": "page"}, "unit sentence, line or window:N"),
         ({"distinct": "word"}, "distinct text, sentence, document or none"),
         ({"layers": "9"}, "layers from 1 to 3, found layer 9"),
@@ -236,9 +236,9 @@ def test_building_leaves_the_model_untouched(gpt2, tmp_path):
         ({"batch_tokens": 0}, "batch-tokens auto or a number"),
         ({"unit": "window:64"}, "windows of at most 63 tokens, the model's context, found window:64"),
         ({"dtype": "bfloat16"}, "is loaded as torch.float32, found dtype 'bfloat16'"),
-        ({"limit_tokens": 0}, "limit-tokens of at least 1"),
-        ({"sample": 0}, "sample of at least 1 record, found 0"),
-        ({"sample": 1, "seed": -1}, "seed from 0 to"),
+        ({"limit_tokens": 0}, "limit-tokens as a whole number from 1"),
+        ({"sample": 0}, "sample as a whole number from 1"),
+        ({"sample": 1, "seed": -1}, "seed as a whole number from 0 to"),
         ({"wikitext": "drop"}, "wikitext auto, keep or plain, found 'drop'"),
         ({"max_record": "ten"}, "max-record from 100 bytes to 1 TB, such as 16MB, found 'ten'"),
         ({"limit_tokens": 1}, "more than the 1 tokens of --limit-tokens"),

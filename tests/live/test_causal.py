@@ -216,7 +216,7 @@ def test_bad_input_gets_one_clear_line(planted_run, gpt2, tmp_path):
         ("prefixes of at least 1", index, {"prefixes": 0}),
         ("tokens of at least 1", index, {"tokens": 0}),
         ("seed of at least 0", index, {"seed": -1}),
-        ("at most the 6 tokens stored for each value, found 9", index, {"tokens": 9, "quantile": 0.0}),
+        ("at most the 6 tokens that are known of each value, found 9", index, {"tokens": 9, "quantile": 0.0}),
         ("a quantile from 0 to 1", index, {"quantile": 1.5}),
         ("built with stats off", bare, {"model": gpt2}),
         ("was made with model", index, {"model": gpt2}),

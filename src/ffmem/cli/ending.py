@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -109,12 +110,22 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _came = _came or number
     if hasattr(signal, "setitimer"):
         # The exception may be lost in a destructor, or in a module that makes do without what it could not import.
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+        signal.signal(signal.SIGALRM, partial(_again, number))
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
         if frame is not None and frame.f_code.co_filename.startswith(IMPORTING):
             return  # cut short here, it could keep the lock of all imports, for which other threads would wait for ever
     if not _interrupted():
         raise Stop
+
+
+def _again(number: int, _: int, frame: FrameType | None) -> None:
+    """The same signal once more, for whoever hears it now.
+
+    It is not sent: a library that ends may have put the default in the place of a handler, which would end us on the spot.
+    """
+    heard = signal.getsignal(number)
+    if heard is not signal.SIG_IGN:
+        (heard if callable(heard) else _stop)(number, frame)
 
 
 def _interrupted() -> bool:
