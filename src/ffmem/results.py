@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ffmem.index.folder import EXPERIMENTS, RESULTS
+from ffmem.index.manifest import json_hash
 from ffmem.index.pages import COLUMNS, html_table
 from ffmem.index.reader import Index
 from ffmem.text import beginning, visible
@@ -111,7 +111,7 @@ class Result:
                 pq.write_table(self.table, path)
             told = {"run": now.identity, **self.as_dict()}
             with index.folder.writing(f"{name}.json") as path:
-                path.write_text(_written(told | {"hash": _hash(told)}), "utf-8", "backslashreplace")
+                path.write_text(_written(told | {"hash": json_hash(told)}), "utf-8", "backslashreplace")
         return self
 
 
@@ -122,7 +122,7 @@ def load_result(index: Index, experiment: str, control: str | None = None) -> Re
     again = f"make it with ffmem experiments {index.path} {experiment}{f' --control {control}' if control else ''}"
     try:
         found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
-        if found.pop("hash") != _hash(found):
+        if found.pop("hash") != json_hash(found):
             raise RunError(f"{place}: altered since it was written (its hash differs); {again}")
         if found.pop("run") != index.manifest.identity:
             raise RunError(f"{place}: the result of another run; {again}")
@@ -155,10 +155,6 @@ def _cell(value: Any) -> str:
 
 def _name(experiment: str, control: str | None) -> str:
     return str(PurePosixPath(RESULTS, control or "", experiment))
-
-
-def _hash(told: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _written(whole: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from ffmem import open_index
-from ffmem.index.manifest import Manifest, ManifestError, _hash
+from ffmem.index.manifest import Manifest, ManifestError, json_hash
 from ffmem.words import RunError
 
 
@@ -18,7 +18,7 @@ def manifest(built):
 
 def resealed(whole: dict) -> bytes:
     """As someone would write it who knows how the hash is made."""
-    return json.dumps(whole | {"hash": _hash(whole)}).encode()
+    return json.dumps(whole | {"hash": json_hash(whole)}).encode()
 
 
 def test_a_manifest_comes_back_as_it_was(manifest):

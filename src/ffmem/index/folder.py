@@ -150,6 +150,7 @@ class RunFolder:
 
     def parts(self, *under: str) -> list[str]:
         """The files that ffmem wrote, in the whole run or in some folders of it, the manifest left out."""
+        # Each folder is listed by itself too: one that is a link is not entered from above.
         found = {name for folder in under or FOLDERS for name in self.names(folder)}
         return sorted(filter(PARTS.fullmatch, found))
 

@@ -108,7 +108,7 @@ class Settings:
 
     @property
     def hash(self) -> str:
-        return _hash(asdict(self))
+        return json_hash(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Manifest:
         """A hash of all that is known of a run when it begins."""
         corpus = replace(self.corpus, hash="", max_record=0)  # the latter may grow
         begun = replace(self, state="building", corpus=corpus, counts=Counts(), skipped={}, files={})
-        return _hash(replace(begun, values=None).as_dict())
+        return json_hash(replace(begun, values=None).as_dict())
 
     @property
     def identity(self) -> dict[str, str]:
@@ -185,7 +185,7 @@ class Manifest:
             "tokenizer": self.tokenizer.hash,
             "corpus": self.corpus.hash,
             "settings": self.settings.hash,
-            "tables": _hash(tables),
+            "tables": json_hash(tables),
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Manifest:
     def as_json(self) -> str:
         """The text of the manifest's file: all of it, the format, and a hash of both."""
         whole = {**self.as_dict(), "format": FORMAT}
-        return json.dumps({**whole, "hash": _hash(whole)}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+        return json.dumps({**whole, "hash": json_hash(whole)}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
@@ -208,7 +208,7 @@ class Manifest:
         if found["format"] != FORMAT:
             version = str(found["format"])[:20]
             raise ManifestError(f"expected format {FORMAT}, found {version}, which another ffmem has written")
-        if found.pop("hash", None) != _hash(found):
+        if found.pop("hash", None) != json_hash(found):
             raise ManifestError("altered since it was written (its hash differs)")
         del found["format"]
         manifest: Manifest = _typed(cls, found, "it")
@@ -239,7 +239,8 @@ class Manifest:
         return ""
 
 
-def _hash(value: Any) -> str:
+def json_hash(value: Any) -> str:
+    """The hash of what JSON can hold, whatever the order of its names."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
