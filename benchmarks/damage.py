@@ -20,10 +20,10 @@ from typing import Any
 
 from ffmem import FfmemError, build_index, load_model, open_index, values
 from ffmem.experiments import run_experiments
-from ffmem.index.pages import cell_text
-from ffmem.index.reader import Index
-from ffmem.results import load_result, saved_results
-from tests.index.reference import content
+from ffmem.run.pages import cell_text
+from ffmem.run.reader import Index
+from ffmem.run.results import load_result, saved_results
+from tests.indexing.reference import content
 from tests.tiny import some_sentences, tiny_model, word_tokenizer
 
 SETTINGS: dict[str, Any] = {"shard_tokens": 80, "batch_tokens": 256, "top": 5, "quiet": True}
@@ -164,7 +164,7 @@ def trial(folder: Path, count: int, seed: int) -> dict[str, Counter[str]]:
 
 def begin(build: Callable[[str, Path], Index], name: str, run: Path) -> Path:
     """A run that was stopped when it had several shards."""
-    from ffmem.index import checkpoint
+    from ffmem.indexing import checkpoint
 
     save = checkpoint.save
 

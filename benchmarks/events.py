@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ffmem.index.reader import Index
+from ffmem.run.reader import Index
 
 
 def events(index: Index, kind: str) -> list[dict[str, Any]]:

@@ -26,12 +26,12 @@ from benchmarks.index import processor
 from ffmem.corpus.workers import cores
 from ffmem.experiments.examples import EXAMPLES, Examples, sample_examples
 from ffmem.experiments.run import run_experiments
-from ffmem.index.reader import Index
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import wiki_tokenizer
 from ffmem.model.memories import MemoryModel
-from ffmem.results import EXPERIMENTS
+from ffmem.run.reader import Index
+from ffmem.run.results import EXPERIMENTS
 
 PAPER_WORDS = 267_744 - 4
 """Words of the paper's vocabulary, the marks not counted."""

@@ -38,10 +38,10 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder, prefix_keys
 from ffmem.corpus.workers import cores
-from ffmem.index.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device, troubles
-from ffmem.index.origin import SHARD_TOKENS, Subject, auto_batch_tokens
-from ffmem.index.statistics import GPU_EVERY
-from ffmem.index.worker import take_over_activations
+from ffmem.indexing.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device, troubles
+from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
+from ffmem.indexing.statistics import GPU_EVERY
+from ffmem.indexing.worker import take_over_activations
 from ffmem.model.activation import Activation
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM

@@ -151,7 +151,7 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     from ffmem.corpus.plan import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.tokens import Encoder
-    from ffmem.index.collect import LayerCollector, read_batch
+    from ffmem.indexing.collect import LayerCollector, read_batch
 
     plan = Corpus(sources, Encoder(model.tokenizer, model.context - 1), Unit("line"), "en", shard_tokens)
     collectors = {
@@ -191,7 +191,7 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
 @contextmanager
 def _survivors() -> Iterator[list[int]]:
     """Counts the hits that pass a threshold, from outside."""
-    from ffmem.index.top import TopTriggers
+    from ffmem.indexing.top import TopTriggers
 
     add, passed = TopTriggers.add, [0]
 

@@ -34,7 +34,7 @@ from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import Batch, Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.tokens import Encoder
-from ffmem.index.collect import LayerCollector, read_batch
+from ffmem.indexing.collect import LayerCollector, read_batch
 from ffmem.model.memories import MemoryModel
 
 VOCABULARY = 50_257

@@ -34,7 +34,7 @@ import torch
 
 from benchmarks.workshop import FAIRSEQ, counted, furnish
 from ffmem.__main__ import main
-from ffmem.index.folder import VALUES, VALUES_ANEW
+from ffmem.run.folder import VALUES, VALUES_ANEW
 from ffmem.training import recipe
 from tests.tiny import some_text
 from tests.training.small import RECIPE

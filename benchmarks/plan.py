@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.events import events
 from benchmarks.table import put_between_markers
-from ffmem.index.planning import plan
-from ffmem.index.rates import Rate
+from ffmem.indexing.plan import plan
+from ffmem.indexing.rates import Rate
 
 DOCS = Path(__file__).parents[1] / "docs"
 MEASURED = DOCS / "plan.json"
@@ -54,7 +54,7 @@ def compare(
     `memory` is its peak, `baseline` what the process had without model and run, `work` the largest size of its work
     folder, `seconds` the time of it all; without them, only what the run itself knows is compared.
     """
-    from ffmem.index.reader import open_index
+    from ffmem.run.reader import open_index
 
     index = open_index(run)
     manifest, counts = index.manifest, index.counts
@@ -127,7 +127,7 @@ def _child(run: Path, model: str, corpus: str) -> dict[str, Any]:
 
     import ffmem
     from ffmem.corpus.sources import open_source
-    from ffmem.index.build import build_index
+    from ffmem.indexing.build import build_index
 
     torch.set_num_threads(1)
     loaded = ffmem.load_model(model)
@@ -148,7 +148,7 @@ def _rate(model: Any, corpus: str, every: int) -> tuple[float, float]:
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.sources import open_source
     from ffmem.corpus.tokens import Encoder
-    from ffmem.index.collect import LayerCollector, read_batch
+    from ffmem.indexing.collect import LayerCollector, read_batch
 
     text = Corpus([open_source(corpus)], Encoder(model.tokenizer, model.context - 1), Unit("sentence"), "en", 1 << 18)
     collectors = {
@@ -188,8 +188,8 @@ def host() -> dict[str, Any]:
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.sources import open_source
     from ffmem.corpus.tokens import Encoder
-    from ffmem.index.collect import LayerCollector
-    from ffmem.index.tables import TRIGGER_SCHEMA, referenced_sentences, trigger_batches, write_table
+    from ffmem.indexing.collect import LayerCollector
+    from ffmem.indexing.tables import TRIGGER_SCHEMA, referenced_sentences, trigger_batches, write_table
 
     torch.set_num_threads(1)
     tokenizer = ffmem.load_model("wiki16").tokenizer

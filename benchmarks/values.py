@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from benchmarks.index import processor
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.workers import cores
-from ffmem.index.values import project, together
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.vocabulary import ChunkedVocabulary, SoftmaxVocabulary
+from ffmem.run.model import project, together
 
 TOP = 50
 

@@ -23,7 +23,7 @@ from benchmarks.events import events
 from ffmem.corpus.workers import cores
 from ffmem.demonstration import agreement, worth_seeing
 from ffmem.experiments import run_experiments
-from ffmem.index.reader import Index
+from ffmem.run.reader import Index
 
 SHOWN = 12
 """Cells to look at, one a layer at most."""

@@ -21,8 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ffmem.index import sieve
-from ffmem.index.statistics import Statistics
+from ffmem.indexing import gpu
+from ffmem.indexing.statistics import Statistics
 from ffmem.model import tiles
 from ffmem.model.activation import Activation
 from ffmem.model.vocabulary import Product
@@ -87,10 +87,10 @@ def launch_sieve(dtype: torch.dtype, *, negative: bool, statistics: bool, activa
     x = torch.zeros(ROWS, COLUMNS, CELLS, dtype=dtype).as_subclass(OnGpu)
     made = activation and Activation.of(activation, torch.zeros(1, dtype=dtype))
     assert (made is None) == (activation is None)
-    tops = [sieve.RoomyTop(CELLS, T, "text", CPU) for _ in range(1 + negative)]
-    for busy in (0, sieve.BUSY):  # many sentences a program, and one
-        sieve.BUSY = busy
-        sieve.sift(
+    tops = [gpu.RoomyTop(CELLS, T, "text", CPU) for _ in range(1 + negative)]
+    for busy in (0, gpu.BUSY):  # many sentences a program, and one
+        gpu.BUSY = busy
+        gpu.sift(
             torch.empty_like(x),
             range(ROWS),
             start=1,

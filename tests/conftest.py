@@ -63,3 +63,15 @@ def text_file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(some_text(60), "utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def built(llama, tmp_path_factory):
+    """A finished run of a gated model, with negatives, statistics and values. Tests must not change it."""
+    from ffmem import build_index, values
+    from tests.tiny import some_sentences
+
+    run = tmp_path_factory.mktemp("built") / "run"
+    build_index(llama, some_sentences(50, seed=11), out=run, unit="line", top=6, quiet=True)
+    values(run, llama, top=12, quiet=True)
+    return run

@@ -30,7 +30,6 @@ def compiled(tmp_path_factory):
 
 
 def test_every_kernel_compiles(compiled):
-    from ffmem.index import kernels
     from ffmem.model import tile_kernels
 
     launched = {

@@ -6,10 +6,10 @@ import torch
 import ffmem
 from ffmem import demonstration
 from ffmem.demonstration import agreement, demo, worth_seeing
-from ffmem.index.folder import EXPERIMENTS
 from ffmem.reports.claims import judge_claims, summary
 from ffmem.reports.figures import all_results
-from ffmem.results import saved_results
+from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.results import saved_results
 from tests.tiny import some_text
 
 

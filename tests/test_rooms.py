@@ -10,13 +10,14 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "ffmem"
 ORDER = [
     "text",
-    "words",
+    "errors",
+    "cells",
     "progress",
     "model",
     "corpus",
-    "index",
+    "run",
+    "indexing",
     "training",
-    "results",
     "experiments",
     "live",
     "reports",

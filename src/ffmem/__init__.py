@@ -13,14 +13,14 @@ TYPE_CHECKING = False  # as checkers know it; `typing` takes a while, in which n
 if TYPE_CHECKING:
     from ffmem import experiments as experiments
     from ffmem import reports as reports
+    from ffmem.cells import Cell as Cell
+    from ffmem.cells import Trigger as Trigger
     from ffmem.corpus.sources import Dataset as Dataset
     from ffmem.demonstration import demo as demo
-    from ffmem.index.build import build_index as build_index
-    from ffmem.index.export import export as export
-    from ffmem.index.planning import plan as plan
-    from ffmem.index.reader import Index as Index
-    from ffmem.index.reader import open_index as open_index
-    from ffmem.index.values import values as values
+    from ffmem.errors import FfmemError as FfmemError
+    from ffmem.indexing.build import build_index as build_index
+    from ffmem.indexing.plan import plan as plan
+    from ffmem.indexing.values import values as values
     from ffmem.live.causal import causal as causal
     from ffmem.live.comparison import compare as compare
     from ffmem.live.intervene import intervene as intervene
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
     from ffmem.model.loading import load_model as load_model
     from ffmem.model.memories import MemoryModel as MemoryModel
     from ffmem.reports.page import report as report
-    from ffmem.results import Result as Result
+    from ffmem.run.export import export as export
+    from ffmem.run.reader import Index as Index
+    from ffmem.run.reader import open_index as open_index
+    from ffmem.run.results import Result as Result
     from ffmem.training.train import train as train
-    from ffmem.words import Cell as Cell
-    from ffmem.words import FfmemError as FfmemError
-    from ffmem.words import Trigger as Trigger
 
 _HOMES = {
-    "Cell": "ffmem.words",
+    "Cell": "ffmem.cells",
     "Dataset": "ffmem.corpus.sources",
-    "FfmemError": "ffmem.words",
-    "Index": "ffmem.index.reader",
-    "Result": "ffmem.results",
+    "FfmemError": "ffmem.errors",
+    "Index": "ffmem.run.reader",
+    "Result": "ffmem.run.results",
     "MemoryModel": "ffmem.model.memories",
-    "Trigger": "ffmem.words",
-    "build_index": "ffmem.index.build",
+    "Trigger": "ffmem.cells",
+    "build_index": "ffmem.indexing.build",
     "causal": "ffmem.live.causal",
     "compare": "ffmem.live.comparison",
     "convert": "ffmem.model.convert",
     "demo": "ffmem.demonstration",
-    "export": "ffmem.index.export",
+    "export": "ffmem.run.export",
     "intervene": "ffmem.live.intervene",
     "load_model": "ffmem.model.loading",
-    "open_index": "ffmem.index.reader",
-    "plan": "ffmem.index.planning",
+    "open_index": "ffmem.run.reader",
+    "plan": "ffmem.indexing.plan",
     "recipe": "ffmem.live.recipe",
     "report": "ffmem.reports.page",
     "trace": "ffmem.live.trace",
     "train": "ffmem.training.train",
-    "values": "ffmem.index.values",
+    "values": "ffmem.indexing.values",
 }
 _ROOMS = ("experiments", "reports")
 """Modules that are reached through the package: `ffmem.experiments.agreement(...)`."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ffmem.cells import Cell
+from ffmem.errors import FfmemError
 from ffmem.text import shown_token, visible
-from ffmem.words import Cell, FfmemError
 
 if TYPE_CHECKING:
-    from ffmem.index.reader import CellView, Index
+    from ffmem.run.reader import CellView, Index
 
 MODEL = "wiki16"
 CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
@@ -76,8 +77,8 @@ def worth_seeing(index: Index, count: int = SHOWN) -> list[CellView]:
 def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
     """Index, project the values, print the cells worth seeing, run the experiments, write the report. Returns the index."""
     from ffmem.experiments.run import run_experiments
-    from ffmem.index.build import build_index
-    from ffmem.index.values import values
+    from ffmem.indexing.build import build_index
+    from ffmem.indexing.values import values
     from ffmem.model.loading import load_model
 
     run = out if out is not None else Path(tempfile.mkdtemp(prefix="ffmem-demo-")) / "run"
@@ -120,7 +121,7 @@ def _print_claims(index: Index) -> None:
     """How the paper's claims fared, and the clearest of its curves."""
     from ffmem.reports.claims import judge_claims, summary
     from ffmem.reports.figures import all_results
-    from ffmem.results import CONTROL
+    from ffmem.run.results import CONTROL
 
     results = all_results(index)
     claims = judge_claims(results, all_results(index, CONTROL))

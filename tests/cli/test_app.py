@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ffmem.cli.app import app, main
-from ffmem.words import FfmemError
+from ffmem.errors import FfmemError
 from tests.tiny import some_text
 
 
@@ -185,7 +185,7 @@ def test_bad_input_gets_one_clear_line_and_exit_code_one(run, text, gpt2_folder,
     ],
 )
 def test_options_are_refused_in_one_line_before_anything_is_loaded(capsys, monkeypatch, arguments, code, message):
-    monkeypatch.setattr("ffmem.index.build.build_index", None)
+    monkeypatch.setattr("ffmem.indexing.build.build_index", None)
     monkeypatch.setattr("ffmem.corpus.sources.open_source", None)
     found, out, err = call(capsys, *arguments)
     assert (found, out) == (code, "")
@@ -246,11 +246,11 @@ def test_the_version_is_the_package_s(capsys):
 @pytest.mark.parametrize(
     ("command", "called"),
     [
-        (["index", "MODEL", "pocket", "-o", "out"], "ffmem.index.build.build_index"),
-        (["values", "RUN"], "ffmem.index.values.values"),
+        (["index", "MODEL", "pocket", "-o", "out"], "ffmem.indexing.build.build_index"),
+        (["values", "RUN"], "ffmem.indexing.values.values"),
         (["experiments", "RUN", "--eval", "pocket"], "ffmem.experiments.run.each_experiment"),
         (["trace", "MODEL", "The king"], "ffmem.model.loading.load_model"),
-        (["trace", "MODEL", "The king", "--run", "RUN"], "ffmem.index.values.model_of"),
+        (["trace", "MODEL", "The king", "--run", "RUN"], "ffmem.run.model.model_of"),
         (["intervene", "MODEL", "The king", "--edit", "L1D1=0"], "ffmem.live.comparison.compare"),
         (["intervene", "MODEL", "The king", "--edit", "L1D1=0", "--export"], "ffmem.live.recipe.recipe"),
         (["causal", "RUN", "L1D1", "--eval", "pocket"], "ffmem.live.causal.causal"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ffmem.cli.ending import LONGEST, Stop, ended, kept
-from ffmem.words import FfmemError
+from ffmem.errors import FfmemError
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 pytestmark = pytest.mark.skipif(

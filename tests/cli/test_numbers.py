@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from ffmem.cli.numbers import real, whole, whole_or_auto
-from ffmem.words import FfmemError
+from ffmem.errors import FfmemError
 
 
 @pytest.mark.parametrize("text", ["10000", "10_000", "1e4", "1.0E+4", " 10000 ", 10000])

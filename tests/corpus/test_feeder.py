@@ -14,7 +14,7 @@ from ffmem.corpus import plan
 from ffmem.corpus.feeder import Feeder, can_feed
 from ffmem.corpus.files import TextFile
 from ffmem.corpus.sources import Texts
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 from tests.tiny import some_text
 
 pytestmark = pytest.mark.skipif(not can_feed(), reason="needs memory that can be handed to another process")

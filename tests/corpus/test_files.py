@@ -14,7 +14,7 @@ import pytest
 
 from ffmem.corpus import files
 from ffmem.corpus.sources import open_source, open_sources
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 
 def zst(content: bytes) -> bytes:

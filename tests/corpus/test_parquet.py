@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ffmem.corpus import parquet
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 KB = 1000
 

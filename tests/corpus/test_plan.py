@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ffmem.corpus import plan
 from ffmem.corpus.plan import PADDING, Progress, Span, plan_batches
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=40)
 SHARDS = st.integers(1, 50)

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from ffmem.corpus.record import listed, parse_size, text_of
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 
 @pytest.mark.parametrize(

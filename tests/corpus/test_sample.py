@@ -12,7 +12,7 @@ from ffmem.corpus import plan, sample
 from ffmem.corpus.plan import Span
 from ffmem.corpus.sample import Sample
 from ffmem.corpus.tokens import mix
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 
 @given(size=st.integers(1, 40), seed=st.integers(0, (1 << 63) - 1), records=st.integers(0, 60), step=st.integers(1, 70))

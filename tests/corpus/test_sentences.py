@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffmem.corpus.sentences import Segmenter, Unit
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 PUNCTUATED = st.text("abAB01 \t\n\r.,!?…。\"'“”‘’()[]@-\u00a0\u2009\u3000\u200b\u2028\x1c\x85é\u0301\U0001f600")

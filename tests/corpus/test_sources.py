@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ffmem.corpus.sources import Dataset, Texts, open_source, open_sources
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 
 def zst(content: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ffmem.corpus.workers import shared
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 from tests.tiny import some_text
 
 NUMBERS = [str(number) for number in range(40)]

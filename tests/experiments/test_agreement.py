@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index
+from ffmem.errors import FfmemError, RunError
 from ffmem.experiments.agreement import _best_cell, _by_probability, _top_layers, agreement
 from ffmem.experiments.judged import JudgedCells
-from ffmem.results import load_result
-from ffmem.words import FfmemError, RunError
+from ffmem.run.results import load_result
 from tests.tiny import some_sentences, tiny_model
 
 T = 6

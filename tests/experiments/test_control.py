@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ffmem import build_index
+from ffmem.errors import RunError
 from ffmem.experiments import agreement, run_experiments
 from ffmem.experiments.control import control_index, random_model
-from ffmem.index.folder import EXPERIMENTS
-from ffmem.results import load_result, saved_results
-from ffmem.words import RunError
+from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.results import load_result, saved_results
 from tests.tiny import some_sentences
 
 RUN, CONTROL = sys.modules[run_experiments.__module__], sys.modules[random_model.__module__]

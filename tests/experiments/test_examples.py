@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ffmem import build_index
+from ffmem.errors import CorpusError, FfmemError
 from ffmem.experiments.examples import sample_examples
-from ffmem.words import CorpusError, FfmemError
 from tests.tiny import some_sentences
 
 

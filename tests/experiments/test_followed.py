@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model
+from ffmem.errors import RunError
 from ffmem.experiments.activity import MASS, Activity, activity, carriers
 from ffmem.experiments.composition import Composition, composition
 from ffmem.experiments.examples import sample_examples
 from ffmem.experiments.observe import follow, quartiles
 from ffmem.experiments.refinement import Refinement, refinement
-from ffmem.results import load_result
-from ffmem.words import RunError
+from ffmem.run.results import load_result
 from tests.experiments.conftest import KINDS
 from tests.tiny import tiny_model
 
@@ -102,7 +102,7 @@ def test_the_model_s_own_prediction_is_what_the_model_says(case):
             seen.extend(zip(batch.numbers, batch.said.tolist(), strict=True))
 
         def result(self, settings):
-            from ffmem.results import Result
+            from ffmem.run.results import Result
 
             return Result("watch", 0, settings, [{"layer": 1}])
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model
+from ffmem.errors import FfmemError, ModelError, RunError
 from ffmem.experiments.removal import KINDS, Drawn, Removed, draw_triggers, removal, remove_tokens
-from ffmem.index.origin import BATCH_TOKENS
-from ffmem.results import load_result
-from ffmem.words import FfmemError, ModelError, RunError
+from ffmem.indexing.provenance import BATCH_TOKENS
+from ffmem.run.results import load_result
 from tests.tiny import WORDS, silent_gpt2, some_sentences, tiny_model
 
 ALL = 10**6

@@ -21,10 +21,10 @@ from ffmem.experiments.removal import KINDS, draw_triggers, removal, remove_toke
 from ffmem.experiments.resampling import RESAMPLES, as_draws, bootstrap, draw_counts, interval, medians, shares
 from ffmem.experiments.run import run_experiments
 from ffmem.experiments.substitution import substituted
-from ffmem.index.folder import EXPERIMENTS
 from ffmem.progress import reporting
 from ffmem.reports.claims import judge_claims
-from ffmem.results import load_result
+from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.results import load_result
 
 COUNT, SEED = 24, 3
 LOOKED_AT = (0, 1, RESAMPLES - 1)

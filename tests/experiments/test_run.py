@@ -7,6 +7,7 @@ import pytest
 
 from ffmem import open_index
 from ffmem.cli.app import main
+from ffmem.errors import FfmemError
 from ffmem.experiments import (
     activity,
     agreement,
@@ -17,9 +18,8 @@ from ffmem.experiments import (
     removal,
     run_experiments,
 )
-from ffmem.index.folder import EXPERIMENTS
-from ffmem.results import saved_results
-from ffmem.words import FfmemError
+from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.results import saved_results
 from tests.experiments.conftest import KINDS
 
 

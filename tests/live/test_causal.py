@@ -12,10 +12,10 @@ from ffmem.corpus.plan import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
-from ffmem.index.values import values
+from ffmem.indexing.values import values
 from ffmem.live.causal import Effects, causal, causal_lines
 from ffmem.live.matched import gather
-from ffmem.results import load_result
+from ffmem.run.results import load_result
 from tests.tiny import silent_gpt2, some_sentences, tiny_model
 
 TEXT = [

@@ -8,10 +8,10 @@ from torch import nn
 from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from ffmem import load_model
+from ffmem.errors import FfmemError, ModelError
 from ffmem.live.capture import capture
 from ffmem.live.contributions import contributions, frozen_norms
 from ffmem.live.frozen import Frozen
-from ffmem.words import FfmemError, ModelError
 from tests.tiny import UNKNOWN, VARIANTS, VOCABULARY, tiny_model, word_tokenizer
 
 IDS = torch.arange(3, 15)[None] * 5 % VOCABULARY

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ffmem import FfmemError, build_index, load_model, values
+from ffmem.cells import Cell
 from ffmem.live.place import Place, case_of
 from ffmem.live.trace import trace
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
-from ffmem.words import Cell
 from tests.tiny import some_text, tiny_model, word_tokenizer
 
 PROMPT = "the king left the river"

@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 import pytest
 
 from ffmem import load_model
-from ffmem.index.reader import Said
+from ffmem.cells import Cell, Trigger
 from ffmem.live.grid import Grid, Tile
 from ffmem.live.place import Standing
 from ffmem.live.trace import trace
 from ffmem.live.trace_pages import WIDTH, grid_page, place_lines, place_page
+from ffmem.run.reader import Said
 from ffmem.text import width
-from ffmem.words import Cell, Trigger
 from tests.tiny import tiny_model, word_tokenizer
 
 NASTY = '<b onclick="x">&\n'

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ffmem.errors import ModelError
 from ffmem.model import loading
 from ffmem.model.check import SelfCheck, check, probe_ids, refuse_unless_sound
 from ffmem.model.families import FAMILIES
 from ffmem.model.loading import load_model
-from ffmem.words import ModelError
 from tests.tiny import tiny_model
 
 SOUND = SelfCheck(value_product=0.0, residual_sum=0.0, causality=0.0, projection=0.0, logits_equal=True, tolerance=1e-5)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.convert import _locked, convert
-from ffmem.words import ModelError
 from tests.model.adaptive.conftest import SENTENCES, TINY
 
 

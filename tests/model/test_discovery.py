@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ffmem.errors import ModelError
 from ffmem.model import loading
 from ffmem.model.discovery import discover
 from ffmem.model.loading import load_model
-from ffmem.words import ModelError
 from tests.tiny import UNKNOWN, VARIANTS, tiny_model
 
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

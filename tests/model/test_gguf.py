@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ffmem import build_index, convert, load_model
+from ffmem.errors import ModelError
 from ffmem.model import gguf_file as module
 from ffmem.model.loading import stored_model
 from ffmem.model.shape import shape_of
-from ffmem.words import ModelError
 from tests.tiny import WORDS, tiny_model
 
 NAMES = {

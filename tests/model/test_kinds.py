@@ -4,9 +4,9 @@ import pytest
 import transformers
 from transformers import AutoConfig
 
+from ffmem.errors import ModelError
 from ffmem.model.kinds import READ
 from ffmem.model.loading import load_model
-from ffmem.words import ModelError
 from tests.tiny import tiny_model
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -9,10 +9,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from ffmem.errors import ModelError
 from ffmem.model import loading
 from ffmem.model.loading import load_model
 from ffmem.model.shape import shape_of
-from ffmem.words import ModelError
 from tests.tiny import tiny_model
 
 

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
+from ffmem.errors import CellError, FfmemError, ModelError
 from ffmem.model.families import FAMILIES
 from ffmem.model.memories import NO_LIMIT, MemoryModel
-from ffmem.words import CellError, FfmemError, ModelError
 from tests.tiny import VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)

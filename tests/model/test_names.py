@@ -5,9 +5,9 @@ import time
 import huggingface_hub
 import pytest
 
+from ffmem.errors import ModelError
 from ffmem.model.loading import load_model
 from ffmem.model.names import known_name, place_of, refuse_swapped
-from ffmem.words import ModelError
 
 
 def refusal(name):

@@ -10,7 +10,7 @@ import transformers
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ffmem.index.worker import SWITCH, turns
+from ffmem.indexing.worker import SWITCH, turns
 from ffmem.model.loading import quiet_transformers
 from ffmem.model.process import Shared, alone
 

@@ -10,13 +10,13 @@ import zipfile
 import pytest
 import torch
 
+from ffmem.errors import ModelError
 from ffmem.model import sizes
 from ffmem.model.archive import bytes_of_archive
 from ffmem.model.loading import load_model
 from ffmem.model.names import place_of
 from ffmem.model.shape import shape_of
 from ffmem.model.sizes import refuse_larger_than_files, refuse_mad_sizes
-from ffmem.words import ModelError
 from tests.tiny import VARIANTS, tiny_model
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ffmem.index.folder import RunFolder
-from ffmem.index.manifest import CorpusFacts, Counts, Manifest, ModelFacts, Settings, TokenizerFacts
-from ffmem.index.reader import open_index
 from ffmem.reports.paper import the_paper
-from ffmem.results import Result
+from ffmem.run.folder import RunFolder
+from ffmem.run.manifest import CorpusFacts, Counts, Manifest, ModelFacts, Settings, TokenizerFacts
+from ffmem.run.reader import open_index
+from ffmem.run.results import Result
 
 SENTENCE = "the king <script>alert('x')</script> left </details> &amp; the city ."
 

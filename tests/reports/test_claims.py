@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from ffmem.errors import RunError
 from ffmem.reports.claims import judge_claims, summary
-from ffmem.results import Result
-from ffmem.words import RunError
+from ffmem.run.results import Result
 from tests.reports.made import random_weights, resampled, with_draws, with_fact_draws
 
 

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
+from ffmem.errors import FfmemError
 from ffmem.reports.curves import COLOURS
 from ffmem.reports.drawing import png, svg
 from ffmem.reports.figures import figure, plot, save_figures
 from ffmem.reports.panels import FIGURES, panels
 from ffmem.reports.paper import the_paper
-from ffmem.results import Result
-from ffmem.words import FfmemError
+from ffmem.run.results import Result
 from tests.reports.made import made_run, random_weights, resampled
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ffmem.errors import FfmemError, RunError
 from ffmem.reports import report
 from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.claims import judge_claims, summary
 from ffmem.reports.markup import data
 from ffmem.reports.page import model_title, render
 from ffmem.reports.panels import FIGURES
-from ffmem.words import FfmemError, RunError
 from tests.reports.made import made_run, paper_results, random_weights, resampled
 
 

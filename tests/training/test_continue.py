@@ -9,9 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from ffmem.errors import RunError
 from ffmem.training import train as room
 from ffmem.training import trainer
-from ffmem.words import RunError
 from tests.training.small import STEPS, Crash, card_of, content, fit, log_of, stream_of
 
 STATE = "work/state.safetensors"

@@ -5,8 +5,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from ffmem.errors import RunError
 from ffmem.training.state import Counters, load_state, save_state
-from ffmem.words import RunError
 
 
 def fresh(seed=0, width=3):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import open_sources
+from ffmem.errors import CorpusError, RunError
 from ffmem.model.adaptive.tokenizer import wiki_tokenizer
 from ffmem.progress import Reporter
 from ffmem.training.stream import MARK, UNKNOWN, encoded, read_stream, sentences, vocabulary, write_stream
-from ffmem.words import CorpusError, RunError
 
 names = st.sampled_from(["a", "b", "c", "cat", "Cat", "é", "zoo", "Ж", "<unk>"])
 records = st.lists(st.lists(names, min_size=1, max_size=8), min_size=1, max_size=10)

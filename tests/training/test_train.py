@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import ffmem
 from ffmem.corpus.sources import open_sources
+from ffmem.errors import CorpusError, FfmemError, ModelError, RunError
 from ffmem.training import train as room
 from ffmem.training import trainer
 from ffmem.training.perplexity import perplexity
 from ffmem.training.stream import MARK, read_stream
-from ffmem.words import CorpusError, FfmemError, ModelError, RunError
 from tests.tiny import some_sentences
 from tests.training.small import RECIPE, STEPS, card_of, fit, log_of, stream_of
 

@@ -34,7 +34,7 @@ from ffmem.cli.options import (
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
 
 if TYPE_CHECKING:
-    from ffmem.index.estimate import Estimate
+    from ffmem.indexing.estimate import Estimate
 
 app = typer.Typer(
     name="ffmem",
@@ -174,7 +174,7 @@ def index(
     """
     from ffmem.corpus.record import parse_size
     from ffmem.corpus.sources import open_source
-    from ffmem.index.build import build_index
+    from ffmem.indexing.build import build_index
     from ffmem.model.names import refuse_swapped
 
     refuse_swapped(model, corpus)
@@ -250,7 +250,7 @@ def plan(
 
     No weights are read, so this works for any model anywhere. Every number rests on what is told below it.
     """
-    from ffmem.index.planning import plan as make
+    from ffmem.indexing.plan import plan as make
 
     found = make(model, tokens=tokens, gpus=gpus, top=top, stats=stats, gpu_memory=gpu_memory)
     say_json(found.as_dict(), indent=2) if as_json else say(str(found))
@@ -279,13 +279,13 @@ def show(
     What values say is read from the run; before `ffmem values`, it is computed if the model is given. Beside a token's
     probability stands its z: by how many deviations it stands out from all other tokens.
     """
-    from ffmem.index.pages import SHOWN, cell_text
-    from ffmem.index.reader import open_index
+    from ffmem.run.pages import SHOWN, cell_text
+    from ffmem.run.reader import open_index
 
     opened = open_index(run)
     views = [opened[cell] for cell in cells]
     if model is not None and not opened.has_values:
-        from ffmem.index.values import model_of
+        from ffmem.run.model import model_of
 
         load = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
         opened = open_index(run, model=model_of(opened, model, **load))
@@ -304,7 +304,7 @@ def show(
 @app.command()
 def info(run: Run, as_json: AsJson = False) -> None:
     """Tell what a run was made from, what it holds, what was skipped and why."""
-    from ffmem.index.reader import open_index
+    from ffmem.run.reader import open_index
 
     found = open_index(run)
     disk = found.folder.disk_use()
@@ -326,7 +326,7 @@ def values(
     quiet: Quiet = False,
 ) -> None:
     """Add what every cell's value says: its most promoted and most suppressed tokens."""
-    from ffmem.index.values import values as add_values
+    from ffmem.indexing.values import values as add_values
 
     note(quiet, "loading the run's model")
     index = add_values(
@@ -385,9 +385,9 @@ def experiments(
     beside the run's own, and are not made again where nothing differs.
     """
     from ffmem.corpus.sources import open_source
-    from ffmem.index.folder import RESULTS
-    from ffmem.index.reader import open_index
-    from ffmem.results import check_request
+    from ffmem.run.folder import RESULTS
+    from ffmem.run.reader import open_index
+    from ffmem.run.results import check_request
 
     # What is wrong with the request is told before torch is loaded.
     check_request(names or [], control=control, seed=seed, examples=examples, cells=cells)
@@ -442,9 +442,9 @@ def report(
 
     The page stands alone: it can be opened, sent and printed without this program. Needs no model and no torch.
     """
-    from ffmem.index.folder import folder_of
     from ffmem.reports.page import figures_beside
     from ffmem.reports.page import report as write
+    from ffmem.run.folder import folder_of
 
     page = write(run, out)
     folder, name = folder_of(page)
@@ -473,7 +473,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a run's triggers, cells or sentences for other tools."""
-    from ffmem.index.export import export as write
+    from ffmem.run.export import export as write
 
     write(run, table, format=format, out=out, raw=raw)
 

@@ -138,7 +138,7 @@ def _interrupted() -> bool:
 
 def _told(error: BaseException) -> Any:
     """The exit code of a program that ends with this error, which is told."""
-    from ffmem.words import FfmemError
+    from ffmem.errors import FfmemError
 
     if isinstance(error, SystemExit):
         return error.code

@@ -36,11 +36,11 @@ def trace(
 
     Contributions are direct ones to the token's final logit, with their sign, and add up to it.
     """
-    from ffmem.index.reader import open_index
-    from ffmem.index.values import model_of
     from ffmem.live.trace import trace as follow
     from ffmem.model.loading import load_model
     from ffmem.model.names import refuse_swapped
+    from ffmem.run.model import model_of
+    from ffmem.run.reader import open_index
 
     refuse_swapped(model, [prompt])
     note(quiet, f"loading {model}")
@@ -139,11 +139,11 @@ def causal(
     token and about the same length; changes are of log-probabilities, with 95% intervals.
     """
     from ffmem.corpus.sources import open_source
-    from ffmem.index.folder import RESULTS, RunFolder
-    from ffmem.index.reader import open_index
     from ffmem.live.causal import causal as check
     from ffmem.live.causal import causal_lines
     from ffmem.live.edits import parse_cells
+    from ffmem.run.folder import RESULTS, RunFolder
+    from ffmem.run.reader import open_index
 
     index = open_index(run)
     corpus = [open_source(name, **index.manifest.reading) for name in eval]

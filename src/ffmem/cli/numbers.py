@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 import typer
 
-from ffmem.words import FfmemError
+from ffmem.errors import FfmemError
 
 MANY = 10**18
 """More than there is of anything that is counted here."""

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ffmem.cells import parse_layers
 from ffmem.cli.numbers import whole
+from ffmem.errors import FfmemError
 from ffmem.text import visible
-from ffmem.words import FfmemError, parse_layers
 
 MOST_LAYERS = 10_000
 """More than any model has; how many one has is known when it is loaded."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ffmem.text import visible
 
 if TYPE_CHECKING:
-    from ffmem.index.manifest import Settings, ValueFacts
-    from ffmem.index.reader import CellView, Index, Said
-    from ffmem.results import Result
+    from ffmem.run.manifest import Settings, ValueFacts
+    from ffmem.run.reader import CellView, Index, Said
+    from ffmem.run.results import Result
 
 
 SHOWN = 10

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffmem.corpus.tokens import cut_records
 from ffmem.corpus.workers import METHOD, ended, forked, get_ready, hidden_main
-from ffmem.words import FfmemError
+from ffmem.errors import FfmemError
 
 if TYPE_CHECKING:
     from ffmem.corpus.plan import Shard

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from ffmem.corpus.record import MAX_RECORD, listed, text_of, too_large
 from ffmem.corpus.wikitext import is_heading, is_title
+from ffmem.errors import CorpusError
 from ffmem.text import visible
-from ffmem.words import CorpusError
 
 PACKED = (".gz", ".xz", ".zst")
 POCKET = {"pocket": (True, True), "pocket:9/10": (True, False), "pocket:1/10": (False, True)}

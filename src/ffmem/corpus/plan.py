@@ -24,7 +24,7 @@ from ffmem.corpus.sources import Source, Texts
 from ffmem.corpus.tokens import Cut, Encoder, Sentences, cut_records, document_keys, prefix_keys
 from ffmem.corpus.wikitext import ELLIPSIS, UNKNOWN, shows_marks
 from ffmem.corpus.workers import shared
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 PADDING = 0.05
 """The largest share of a batch that may be padding."""

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from ffmem.errors import CorpusError
 from ffmem.text import beginning, quoted, visible
-from ffmem.words import CorpusError
 
 MAX_RECORD = 10_000_000
 """Bytes of a record, by default: longer than any book, and short enough to be held many times."""

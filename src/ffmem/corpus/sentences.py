@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import sentencex
 
 from ffmem.corpus.wikitext import ELLIPSIS, plain
+from ffmem.errors import CorpusError
 from ffmem.text import quoted
-from ffmem.words import CorpusError
 
 _DECIMAL_POINT = re.compile(r"@\.@")
 _WIDE_SPACE = re.compile(r"[^\S \t]")

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from ffmem.corpus.files import PACKED, POCKET, JsonLines, Pocket, TextFile, special
 from ffmem.corpus.parquet import ParquetFile
 from ffmem.corpus.record import MAX_RECORD, listed, text_of
+from ffmem.errors import CorpusError
 from ffmem.text import visible
-from ffmem.words import CorpusError
 
 LINES_OF_JSON = (".jsonl", ".ndjson")
 

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from multiprocessing import get_all_start_methods, get_context, parent_process, resource_tracker
 from typing import Any, TypeVar
 
-from ffmem.words import CorpusError
+from ffmem.errors import CorpusError
 
 Item = TypeVar("Item")
 Common = TypeVar("Common")

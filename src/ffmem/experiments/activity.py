@@ -10,9 +10,9 @@ import torch
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow, quartiles
 from ffmem.experiments.resampling import as_draws, draw_counts, medians, resampling_settings, shares
-from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
-from ffmem.results import Result
+from ffmem.run.reader import Index
+from ffmem.run.results import Result
 
 MASS = 0.9
 """The share of a layer's mass that the mass-based variant asks for."""

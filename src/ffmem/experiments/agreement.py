@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from ffmem.cells import Cell
 from ffmem.experiments.agreement_draws import agreement_draws
 from ffmem.experiments.judged import JudgedCells, read_layer
 from ffmem.experiments.next_tokens import end_token, next_tokens, token_counts
 from ffmem.experiments.predictions import Known, Predictions
 from ffmem.experiments.resampling import resampling_settings
-from ffmem.index.reader import Index
-from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.results import Result, check_request
-from ffmem.words import Cell
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index
+from ffmem.run.results import Result, check_request
 
 BINS = 8
 TABLE_CELLS = 6

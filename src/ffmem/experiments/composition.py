@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ffmem.cells import Sign
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow
 from ffmem.experiments.predictions import Known, predictions_of
 from ffmem.experiments.resampling import as_draws, draw_counts, resampling_settings, shares
 from ffmem.experiments.stop_words import LIST, STOP_WORDS
-from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
-from ffmem.results import Result
-from ffmem.words import Sign
+from ffmem.run.reader import Index
+from ffmem.run.results import Result
 
 SHORT = 5
 """A prefix of fewer tokens than this is short."""

@@ -19,13 +19,13 @@ import torch
 
 from ffmem import __version__
 from ffmem.corpus.sources import Texts, open_sources
+from ffmem.errors import RunError
 from ffmem.experiments.examples import corpus_of
-from ffmem.index.build import build_index
-from ffmem.index.reader import Index
+from ffmem.indexing.build import build_index
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
-from ffmem.results import CONTROL, Result, load_result, saved_results
-from ffmem.words import RunError
+from ffmem.run.reader import Index
+from ffmem.run.results import CONTROL, Result, load_result, saved_results
 
 CONTROL_EXAMPLES, CONTROL_CELLS, CONTROL_NORMALISED = 200, 20, 10
 """Prefixes to follow, cells a layer whose triggers have tokens removed, and examples of the normaliser."""

@@ -15,12 +15,12 @@ from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import Source, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
-from ffmem.index.origin import sample_of
-from ffmem.index.reader import Index
+from ffmem.errors import CorpusError
+from ffmem.indexing.provenance import sample_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.results import check_request
-from ffmem.words import CorpusError
+from ffmem.run.reader import Index
+from ffmem.run.results import check_request
 
 EXAMPLES = 4000
 """As many as in the paper."""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from ffmem.cells import Cell
 from ffmem.experiments.next_tokens import NONE, next_tokens
 from ffmem.experiments.predictions import predictions_of
-from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import Reporter
-from ffmem.words import Cell
+from ffmem.run.reader import Index
 
 CHUNK = 1024
 """Cells projected between two reports."""

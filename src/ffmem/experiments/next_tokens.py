@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
+from ffmem.cells import SIGNS, Cell, Sign
 from ffmem.corpus.sentences import Unit
-from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
-from ffmem.words import SIGNS, Cell, Sign
+from ffmem.run.reader import Index
 
 NONE = -1
 """Where there is no trigger, or no token behind it."""

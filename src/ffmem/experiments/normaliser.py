@@ -12,17 +12,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ffmem.errors import CorpusError
 from ffmem.experiments.examples import Examples, sample_examples
 from ffmem.experiments.observe import quartiles
 from ffmem.experiments.resampling import as_draws, draw_counts, resampling_settings, shares
 from ffmem.experiments.substitution import Factors, Rule, recorded, replayed, substituted
-from ffmem.index.reader import Index
-from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot
 from ffmem.progress import Reporter, reporting
-from ffmem.results import Result, check_request
-from ffmem.words import CorpusError
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index
+from ffmem.run.results import Result, check_request
 
 NORMALISED = 200
 """Examples, each of which runs through the model twice for every layer."""

@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.index.reader import Index
-from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel, Places
 from ffmem.model.vocabulary import Judged
 from ffmem.progress import reporting
-from ffmem.results import Result, check_request
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index
+from ffmem.run.results import Result, check_request
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Tokens a forward: all layers' vectors and coefficients of a batch's examples are held at a time."""

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ffmem.cells import Sign
 from ffmem.model.memories import MemoryModel
-from ffmem.words import Sign
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from ffmem.experiments.examples import EXAMPLES, Examples
 from ffmem.experiments.observe import Seen, follow, quartiles
 from ffmem.experiments.resampling import as_draws, draw_counts, medians, resampling_settings, shares
-from ffmem.index.reader import Index
 from ffmem.model.memories import MemoryModel
-from ffmem.results import Result
+from ffmem.run.reader import Index
+from ffmem.run.results import Result
 
 CASES = 100
 """Composition cases of the last layer that are kept to be read."""

@@ -11,15 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ffmem.cells import Cell
 from ffmem.corpus.plan import padded, plan_batches
+from ffmem.errors import ModelError
 from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, interval, resampling_settings, shares
-from ffmem.index.reader import Index
-from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import Reporter, reporting
-from ffmem.results import Result, check_request
-from ffmem.words import Cell, ModelError
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index
+from ffmem.run.results import Result, check_request
 
 CELLS = 100
 """Cells a layer, as many as in the paper."""

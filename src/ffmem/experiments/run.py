@@ -27,10 +27,10 @@ from ffmem.experiments.observe import Observer, follow
 from ffmem.experiments.predictions import Known
 from ffmem.experiments.refinement import Refinement
 from ffmem.experiments.removal import CELLS, removal
-from ffmem.index.reader import Index, open_index
-from ffmem.index.values import model_of
 from ffmem.model.memories import MemoryModel
-from ffmem.results import CONTROL, Result, check_request
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index, open_index
+from ffmem.run.results import CONTROL, Result, check_request
 
 
 def run_experiments(run: str | Path | Index, names: Iterable[str] = (), **options: Any) -> list[Result]:

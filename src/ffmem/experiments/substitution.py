@@ -10,9 +10,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ffmem.errors import ModelError
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import Hook, first_tensor, hooked, module_at
-from ffmem.words import ModelError
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from ffmem.cells import Cell
 from ffmem.corpus.plan import padded, plan_batches
 from ffmem.corpus.tokens import Encoder
+from ffmem.errors import CorpusError, FfmemError, RunError
 from ffmem.experiments.examples import corpus_like
 from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.experiments.resampling import MEANS, bootstrap
-from ffmem.index.reader import Index, open_index
-from ffmem.index.values import model_of
 from ffmem.live.edits import Edit, Operation, parse_cells, resolve
 from ffmem.live.intervene import applying
 from ffmem.live.matched import Gathered, Prefix, both, gather
@@ -26,9 +26,10 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import log_probs_at
 from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import reporting
-from ffmem.results import Result
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index, open_index
+from ffmem.run.results import Result
 from ffmem.text import beginning, shown_token, visible
-from ffmem.words import Cell, CorpusError, FfmemError, RunError
 
 PREFIXES = 200
 QUANTILE = 0.999

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ffmem.index.reader import Index
+from ffmem.errors import FfmemError
 from ffmem.live.comparison_pages import comparison_lines, comparison_page, mean_and_spread
 from ffmem.live.control import Control, draw_controls
 from ffmem.live.edits import Edit, parse_edits, resolve, statistics_for
@@ -21,8 +21,8 @@ from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import greedy, log_probs_at, prompt_ids, token_id, token_texts
+from ffmem.run.reader import Index
 from ffmem.text import visible
-from ffmem.words import FfmemError
 
 UNLIKE = 0.2
 """How far the controls' mean size may be from the edit's, relative to it, before a verdict says so."""

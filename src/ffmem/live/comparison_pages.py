@@ -7,7 +7,7 @@ from math import exp
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from ffmem.index.pages import PAGE_COLUMNS, html_table
+from ffmem.run.pages import PAGE_COLUMNS, html_table
 from ffmem.text import beginning, ending, padded, shown_token, visible, width
 
 if TYPE_CHECKING:

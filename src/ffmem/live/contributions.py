@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ffmem.errors import FfmemError
 from ffmem.live.capture import Flow
 from ffmem.live.frozen import Frozen
 from ffmem.model.memories import MemoryModel
 from ffmem.model.vocabulary import Readout
-from ffmem.words import FfmemError
 
 Of = Literal["output", "layer"]
 Visit = Callable[[int, Tensor], None]

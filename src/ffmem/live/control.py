@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ffmem.index.reader import Index
+from ffmem.cells import Cell
 from ffmem.live.edits import Edit, Operation
 from ffmem.model.memories import MemoryModel
-from ffmem.words import Cell
+from ffmem.run.reader import Index
 
 NEAREST = 10
 """Cells of the nearest size that a control is drawn from, at least; twice the number of controls if that is more."""

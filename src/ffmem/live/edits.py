@@ -20,11 +20,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ffmem.index.reader import Index, open_index
-from ffmem.index.values import model_of
+from ffmem.cells import Cell
+from ffmem.errors import CellError, FfmemError, RunError
 from ffmem.model.memories import MemoryModel
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index, open_index
 from ffmem.text import quoted, visible
-from ffmem.words import Cell, CellError, FfmemError, RunError
 
 EXAMPLES = "L3D1=0, L3D1*2, L3D1+1 or L3D1~q0.99*2"
 FILE_BYTES = 1 << 24

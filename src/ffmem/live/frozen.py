@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ffmem.words import ModelError
+from ffmem.errors import ModelError
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Relative error of a frozen norm against what the norm gave."""

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.index.reader import Said
 from ffmem.live.capture import Flow
 from ffmem.live.contributions import contributions
 from ffmem.live.place import Standing, case_of, plain
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
+from ffmem.run.reader import Said
 
 
 @dataclass(frozen=True)

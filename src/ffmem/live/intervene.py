@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ffmem.index.reader import Index
+from ffmem.errors import ModelError
 from ffmem.live.edits import Change, Changes, Edit, edited, parse_edits, resolve, statistics_for
 from ffmem.live.scope import Columns, Scope, following
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import Hook, hooked
-from ffmem.words import ModelError
+from ffmem.run.reader import Index
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
-from ffmem.index.reader import Index, Said
+from ffmem.cells import Cell, Sign, Trigger, sign_of
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
-from ffmem.words import Cell, Sign, Trigger, sign_of
+from ffmem.run.reader import Index, Said
 
 SHOWN = 5
 """Tokens of a value."""

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ffmem.cells import Cell
 from ffmem.corpus.plan import Batch, Corpus, Shard
 from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.words import Cell
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any
 
-from ffmem.index.reader import Said
+from ffmem.cells import Cell, Sign, Trigger, sign_of
 from ffmem.live import trace_pages
-from ffmem.words import Cell, Sign, Trigger, sign_of
+from ffmem.run.reader import Said
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.index.reader import Said
+from ffmem.cells import Cell
 from ffmem.live.capture import Flow
 from ffmem.live.contributions import Contributions, Largest, contributions, frozen_norms
 from ffmem.live.grid import standing
@@ -18,7 +18,7 @@ from ffmem.live.outvoted import Vote, Votes, outvoted
 from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place, Reading, Standing, amount, case_of
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
-from ffmem.words import Cell
+from ffmem.run.reader import Said
 
 PREDICTIONS = 5
 """Tokens that are kept of what r, y and o say."""

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from ffmem.cells import DIGITS
+from ffmem.errors import FfmemError
 from ffmem.text import beginning
-from ffmem.words import DIGITS, FfmemError
 
 EXPECTED = "all, generated, a position such as 4 or -1, or a range such as 3: or 2:5"
 

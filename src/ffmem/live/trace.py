@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ffmem.index.reader import Index, open_index
-from ffmem.index.values import model_of
+from ffmem.errors import FfmemError
 from ffmem.live import trace_pages
 from ffmem.live.capture import Flow, capture
 from ffmem.live.contributions import check_of, frozen_norms
@@ -23,7 +22,8 @@ from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import prompt_ids, token_id, token_texts
-from ffmem.words import FfmemError
+from ffmem.run.model import model_of
+from ffmem.run.reader import Index, open_index
 
 FORMAT = 2
 """Of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""

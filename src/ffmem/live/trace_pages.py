@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ffmem.index.pages import html_table, shaded
+from ffmem.run.pages import html_table, shaded
 from ffmem.text import beginning, ending, padded, shown_token, visible, width
 
 if TYPE_CHECKING:
-    from ffmem.index.reader import Said
     from ffmem.live.grid import Grid, Tile
     from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place
     from ffmem.live.trace import Trace
+    from ffmem.run.reader import Said
 
 WIDTH = 100
 """Columns of a terminal."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from ffmem.errors import ModelError
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 
 def bytes_of_archive(path: Path) -> int:

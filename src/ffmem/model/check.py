@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ffmem.errors import ModelError
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import HALF_TOLERANCE, TOLERANCE, relative_error
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 PROBE = 12
 """Tokens of the check."""

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive import rows
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.loading import quiet_transformers, stored_model
 from ffmem.model.names import known_name
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 
 def convert(source: str | Path, out: str | Path, *, rows8: bool = False) -> Path:

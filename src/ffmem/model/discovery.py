@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ffmem.errors import ModelError
 from ffmem.model.families import Family
 from ffmem.model.spots import HALF_TOLERANCE, TOLERANCE, hooked, record_spot, relative_error
-from ffmem.words import ModelError
 
 
 @torch.inference_mode()

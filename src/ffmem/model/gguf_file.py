@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ffmem.errors import ModelError
 from ffmem.model.process import Shared
-from ffmem.words import ModelError
 
 
 @Shared

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto as auto
 
+from ffmem.errors import ModelError
 from ffmem.model.families import FAMILIES, experts_of
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 READ = "ffmem reads decoders that predict the next token, with one dense feed-forward layer a block"
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq
 from ffmem.model.adaptive.network import register
 from ffmem.model.check import refuse_unfit_tokenizer, refuse_unless_sound
@@ -26,7 +27,6 @@ from ffmem.model.names import Place, known_name, place_of
 from ffmem.model.process import Shared
 from ffmem.model.sizes import refuse_larger_than_files, refuse_mad_sizes
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 DTYPES = {
     "float32": torch.float32,

@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ffmem.cells import check_layer, parse_layers
+from ffmem.errors import FfmemError, ModelError
 from ffmem.model.activation import Activation, Watch
 from ffmem.model.adaptive.bands import AdaptiveSoftmax
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
@@ -23,7 +25,6 @@ from ffmem.model.process import alone
 from ffmem.model.spots import Hook, hooked, module_at, record_spot, spots_of, touched
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
 from ffmem.text import quoted
-from ffmem.words import FfmemError, ModelError, check_layer, parse_layers
 
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20

@@ -11,9 +11,9 @@ import huggingface_hub
 from huggingface_hub import errors
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.fairseq import is_fairseq
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 BUNDLED = {"wiki16": Path(__file__).with_name("wiki16")}
 """Models that come with ffmem, by their names."""

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import GenerationConfig
 
+from ffmem.errors import FfmemError
 from ffmem.model.loading import quiet_transformers
 from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot, spots_of
 from ffmem.text import beginning, quoted
-from ffmem.words import FfmemError
 
 SHOWN = 60
 """Columns that an error has for what was found."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import transformers
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.network import register
 from ffmem.model.families import FAMILIES
 from ffmem.model.gguf_file import parsed_once
@@ -17,7 +18,6 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.names import known_name, place_of
 from ffmem.model.sizes import empty_model
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 _LLAMA3 = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256}
 SHAPES: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ import safetensors
 import torch
 import transformers
 
+from ffmem.errors import ModelError
 from ffmem.model.archive import bytes_of_archive
 from ffmem.model.names import Place
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 MOST_LAYERS = 1_024
 MOST = 1 << 24

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ffmem.words import ModelError
+from ffmem.errors import ModelError
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5}
 """Relative error that rounding may leave between two ways to compute the same tensor."""

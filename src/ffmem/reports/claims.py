@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ffmem.errors import RunError
 from ffmem.reports.curves import Results
 from ffmem.reports.questions import Question, questions
 from ffmem.reports.verdicts import RUN_CONTROL, VERDICTS, Claim, Finding, Verdict, find
-from ffmem.words import RunError
 
 
 def judge_claims(results: Results, controls: Results | None = None) -> list[Claim]:

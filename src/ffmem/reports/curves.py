@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ffmem.reports.paper import the_paper
-from ffmem.results import Result
+from ffmem.run.results import Result
 
 Form = Literal["line", "bar"]
 HERE, PAPER, RANDOM = "this model", "the paper", "random weights"

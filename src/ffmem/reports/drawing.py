@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from ffmem.words import FfmemError
+from ffmem.errors import FfmemError
 
 SCALE = 2
 """Pixels of a PNG for each of the figure's."""

@@ -7,15 +7,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffmem.index.folder import RunFolder
-from ffmem.index.reader import Index
+from ffmem.errors import FfmemError
 from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.curves import Curve, Panel, Results, layers_of
 from ffmem.reports.drawing import altair, png, svg
 from ffmem.reports.numbers import plain, share, whole
 from ffmem.reports.panels import FIGURES, panels
-from ffmem.results import CONTROL, Result, load_result, saved_results
-from ffmem.words import FfmemError
+from ffmem.run.folder import RunFolder
+from ffmem.run.reader import Index
+from ffmem.run.results import CONTROL, Result, load_result, saved_results
 
 if TYPE_CHECKING:
     from altair import HConcatChart, LayerChart

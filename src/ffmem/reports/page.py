@@ -8,17 +8,17 @@ from pathlib import Path, PurePosixPath
 from string import Template
 
 import ffmem
-from ffmem.index.folder import FIGURES, PAGE, folder_of, refuse_part
-from ffmem.index.reader import Index, open_index
+from ffmem.errors import FfmemError
 from ffmem.reports.claims import judge_claims
 from ffmem.reports.drawing import bundle
 from ffmem.reports.figures import all_results, save_figures
 from ffmem.reports.markup import Raw, element, facts, join
 from ffmem.reports.paper import the_paper
 from ffmem.reports.sections import claims_section, examples, figures_section, glossary, opening, table2, what_was_run
-from ffmem.results import CONTROL
+from ffmem.run.folder import FIGURES, PAGE, folder_of, refuse_part
+from ffmem.run.reader import Index, open_index
+from ffmem.run.results import CONTROL
 from ffmem.text import visible
-from ffmem.words import FfmemError
 
 
 def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str:

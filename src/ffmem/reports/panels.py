@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ffmem.errors import FfmemError
 from ffmem.reports.curves import (
     COLOURS,
     HERE,
@@ -25,8 +26,7 @@ from ffmem.reports.numbers import share
 from ffmem.reports.paper import the_paper
 from ffmem.reports.verdicts import FEW, Sample, own, resamples
 from ffmem.reports.verdicts import interval as interval_of
-from ffmem.results import Result
-from ffmem.words import FfmemError
+from ffmem.run.results import Result
 
 
 def panels(name: str, results: Results, layers: int | None = None, controls: Results | None = None) -> list[Panel]:

@@ -11,7 +11,7 @@ from ffmem.reports.curves import Axis, layers_of
 from ffmem.reports.numbers import plain, points, share, signed, whole
 from ffmem.reports.ranks import spearman
 from ffmem.reports.verdicts import FEW, Measure, Reading, Rule, Sample, interval, own, resamples
-from ffmem.results import Result
+from ffmem.run.results import Result
 
 FEWEST = 4
 """Layers that a trend needs: two points always have one."""

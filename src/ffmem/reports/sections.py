@@ -6,7 +6,6 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from ffmem.index.reader import Index
 from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.claims import summary
 from ffmem.reports.curves import Panel, Point, Results
@@ -18,6 +17,7 @@ from ffmem.reports.panels import FIGURES, panels
 from ffmem.reports.paper import the_paper
 from ffmem.reports.readings import FEWEST
 from ffmem.reports.verdicts import RUN_CONTROL, Claim, Finding, Verdict
+from ffmem.run.reader import Index
 from ffmem.text import shown_token
 
 GLOSSARY = {

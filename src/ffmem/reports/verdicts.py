@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ffmem.reports.numbers import share
-from ffmem.results import CONTROL, Result
+from ffmem.run.results import CONTROL, Result
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does not apply"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ffmem.errors import FfmemError
 from ffmem.model.adaptive.config import AdaptiveConfig
-from ffmem.words import FfmemError
 
 
 @dataclass(frozen=True)

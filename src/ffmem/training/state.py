@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ffmem.index.sealed import SealError, load_sealed, save_sealed
-from ffmem.words import RunError
+from ffmem.errors import RunError
+from ffmem.indexing.sealed import SealError, load_sealed, save_sealed
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -14,10 +14,10 @@ from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source
 from ffmem.corpus.wikitext import is_heading
 from ffmem.corpus.workers import cores, shared
-from ffmem.index.whole import whole
+from ffmem.errors import CorpusError
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
 from ffmem.progress import Reporter
-from ffmem.words import CorpusError
+from ffmem.run.whole import whole
 
 MARK = SPECIALS.index("</s>")
 UNKNOWN = SPECIALS.index("<unk>")

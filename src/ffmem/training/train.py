@@ -15,20 +15,20 @@ import torch
 
 from ffmem.corpus.record import MAX_RECORD, parse_size
 from ffmem.corpus.sources import open_sources
-from ffmem.index.folder import RunFolder
-from ffmem.index.sealed import as_os_errors
-from ffmem.index.whole import refused
+from ffmem.errors import CorpusError, FfmemError, RunError
+from ffmem.indexing.sealed import as_os_errors
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import WikiTokenizer, wiki_tokenizer
 from ffmem.model.loading import device_of, quiet_transformers
 from ffmem.progress import reporting
+from ffmem.run.folder import RunFolder
+from ffmem.run.whole import refused
 from ffmem.training.batches import Reader
 from ffmem.training.perplexity import Perplexity, perplexity
 from ffmem.training.recipe import Recipe, recipe_of
 from ffmem.training.state import Counters
 from ffmem.training.stream import MARK, Ids, read_stream, vocabulary, write_stream
 from ffmem.training.trainer import LOG, STATE, Trainer
-from ffmem.words import CorpusError, FfmemError, RunError
 
 STREAM, VOCABULARY = "work/stream.i32", "work/words.txt"
 WORK = (STATE, STREAM, VOCABULARY)

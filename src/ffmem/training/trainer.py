@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffmem.index.folder import RunFolder
-from ffmem.index.whole import refused
+from ffmem.errors import RunError
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.progress import reporting
+from ffmem.run.folder import RunFolder
+from ffmem.run.whole import refused
 from ffmem.training.batches import Reader, Windows
 from ffmem.training.perplexity import window_perplexity
 from ffmem.training.recipe import Recipe
 from ffmem.training.state import Counters, load_state, save_state, uninterrupted
 from ffmem.training.stream import Ids
-from ffmem.words import RunError
 
 STATE, LOG = "work/state.safetensors", "log.jsonl"
 GLANCE = 64

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq, read_checkpoint
 from ffmem.model.adaptive.network import AdaptiveLM, register
 from ffmem.model.convert import convert
-from ffmem.words import ModelError
 from tests.model.adaptive.conftest import SENTENCES, TINY
 
 HEAD = "decoder.adaptive_softmax.head.word_proj.weight"

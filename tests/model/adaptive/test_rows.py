@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive import rows
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM, register
 from ffmem.model.adaptive.rows import from_rows, load_rows, pack, save_rows, to_rows, unpack
 from ffmem.model.loading import load_model
-from ffmem.words import ModelError
 from tests.tiny import tiny_model
 
 FC1 = "model.layers.1.fc1.weight"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.tokenizer import SPECIALS
-from ffmem.words import ModelError
 
 _LINE = re.compile(r"(?P<word>[^ ]+) -?\d+(?P<flag> #fairseq:overwrite)?")
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffmem.errors import ModelError
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, wiki_tokenizer
 from ffmem.model.archive import bytes_of_archive
 from ffmem.text import visible
-from ffmem.words import ModelError
 
 # What the network does, by fairseq's names: (argument, the value it stands for, what its absence meant to fairseq).
 # `decoder_normalize_before` was set to true by every transformer_lm architecture, so old files may leave it out.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from ffmem.words import ModelError
+from ffmem.errors import ModelError
 
 FILE = "rows8.safetensors"
 SCALE = ":scale"

@@ -1,0 +1,101 @@
+"""What a run will take, told before it starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+
+from ffmem.corpus.files import TextFile
+from ffmem.corpus.plan import OFTEN, Corpus
+from ffmem.corpus.sources import Texts
+from ffmem.run.histogram import BINS
+
+SAMPLE = 400
+"""Records tokenized for the estimate."""
+AHEAD = 1 << 22
+"""Bytes of a file that are read for it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cells to be read, tokens (None where the size of the corpus is unknown) and bytes of disk, at most."""
+
+    cells: int
+    tokens: int | None
+    run_bytes: int
+    work_bytes: int
+
+
+def estimate_tokens(corpus: Corpus) -> int | None:
+    """About how many tokens the corpus has, from the beginning of its first files; None where its length is unknown."""
+    known = [source for source in corpus.sources if isinstance(source, TextFile)]
+    lists = [source for source in corpus.sources if isinstance(source, Texts) and isinstance(source.texts, list)]
+    if len(known) + len(lists) < len(corpus.sources):
+        return None
+    total = 0.0
+    rate = 0.0
+    for at, source in enumerate(known):
+        if at < 3 or not rate:
+            tokens, share = _begin(corpus, source)
+            rate = tokens / max(1e-9, share * (source.size() or 1))
+        total += rate * (source.size() or 0)
+    for texts in lists:
+        tokens, share = _begin(corpus, texts)
+        total += tokens / max(share, 1e-9)
+    if corpus.sample is not None:
+        total *= min(1.0, corpus.sample.size / max(1, corpus.sample.records))
+    limit = corpus.limit_tokens
+    return round(total) if limit is None else min(limit, round(total))
+
+
+def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
+    """Tokens at the beginning of the source, and the share of it that this is.
+
+    Tokens a character come from the first records; characters are counted further, since a packed file is read in
+    large pieces and its share read is known only roughly near the start.
+    """
+    segmenter, encoder = corpus.tools
+    records = source.records(Counter())
+    first = list(islice(records, SAMPLE))
+    units = [unit for record in first for unit in segmenter.split(record)]
+    tokens = sum(len(sentence.ids) for pieces in encoder.encode(units) for sentence in pieces) if units else 0
+    size = source.size() or 0
+    sampled = characters = sum(map(len, first))
+    for number, record in enumerate(records):
+        characters += len(record)
+        if size and number % OFTEN:
+            continue
+        share = source.fraction() or 0.0
+        if share * size >= AHEAD or (not size and share):
+            return tokens * characters / sampled, share
+    return tokens * characters / max(1, sampled), 1.0
+
+
+def state_bytes(t: int, signs: int, stats: bool) -> int:
+    """Bytes a cell of a worker's state: 28 a trigger, and counts, extremes and histogram."""
+    return 28 * t * signs + (16 + 4 * BINS if stats else 0)
+
+
+def estimate(
+    tokens: int | None,
+    *,
+    cells: int,
+    t: int,
+    signs: int,
+    stats: bool,
+    vocabulary: int = 0,
+    workers: int = 1,
+    shards: int = 1,
+) -> Estimate:
+    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics, 300 a sentence, at most one a trigger, and
+    16 a token of the vocabulary.
+
+    While it is built: a state a worker, and a shard's sums and the sentences that it had at the time.
+    """
+    triggers = cells * t * signs
+    known = tokens // 20 if tokens is not None else None
+    sentences, then = (most if known is None else min(most, known) for most in (triggers, triggers * shards))
+    run = 20 * triggers + (1400 if stats else 20) * cells + 300 * sentences + 16 * vocabulary
+    work = workers * cells * state_bytes(t, signs, stats) + (16 * cells * shards if stats else 0) + 300 * then
+    return Estimate(cells, tokens, run, work)

@@ -1,0 +1,1 @@
+"""A run on disk: its typed manifest, where it is stored, its tables, the `Index` that reads them, and exports."""

@@ -1,0 +1,316 @@
+"""The run folder: files written whole or not at all, a manifest that knows their hashes, one writer at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ffmem.errors import RunError
+from ffmem.run.lock import BEAT, WRITER, Claim, folder_lock
+from ffmem.run.manifest import FileFacts, Manifest, ManifestError
+from ffmem.run.store import ObjectStore, is_url, store_at
+from ffmem.text import visible
+
+MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
+RESULTS = "results"
+"""The folder of what experiments found."""
+PAGE, FIGURES = "report.html", "figures"
+"""The report of a run."""
+TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
+    f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
+)
+VALUES_ANEW = "values-2.arrow"
+"""Values that are made anew take the one of the two names that is free: the earlier ones stay until these are there."""
+
+EXPERIMENTS = ("removal", "agreement", "activity", "composition", "refinement", "normaliser")
+"""The names of the paper's experiments, in the order in which they are run."""
+FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
+PARTS = re.compile(
+    "|".join(
+        (
+            *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
+            rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
+            rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)}|causal)\.(json|parquet)",
+            rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
+        )
+    )
+)
+"""The names of all that ffmem writes in a run beside its manifest. What has another name is somebody else's, wherever it
+lies, and is never touched."""
+
+
+_verified: dict[Path, tuple[int, int, int, str]] = {}
+"""Files whose hash this process has checked: inode, size, time of change, hash."""
+
+
+class RunFolder:
+    """A folder, local or in an object store, that holds one run. The manifest says `building` until all files are in place.
+
+    Files go by names such as `work/shard-00003.arrow`. Processes may write different files of one run at the same time.
+
+    >>> folder = RunFolder("memory://runs/example")
+    >>> with folder.writing("work/a.txt") as path:
+    ...     _ = path.write_text("whole")
+    >>> folder.names("work"), folder.read_bytes("work/a.txt"), folder.file("work/a.txt").read_text()
+    (['work/a.txt'], b'whole', 'whole')
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.files = files = store_at(path)
+        self.path: Any = files.path  # a Path, or a URL as a string
+        self.place, self.file, self.reading = files.place, files.file, files.reading
+        self.read_bytes, self.exists, self.names, self.size = files.read_bytes, files.exists, files.names, files.size
+        self.remove, self.disk_use = files.remove, files.used
+        self._claim: Claim | None = None
+
+    @property
+    def work(self) -> Path:
+        return self / WORK
+
+    def __truediv__(self, name: str) -> Path:
+        assert isinstance(self.path, Path), f"{self.path}: not on this machine, use file() or writing()"
+        return self.path / name
+
+    def manifest(self) -> Manifest | None:
+        """The manifest, None where there is no run; an error where it cannot be understood."""
+        try:
+            return Manifest.parse(self.read_bytes(MANIFEST))
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError as error:
+            raise RunError(f"expected a run folder, found a file at {self.path}") from error
+        except ManifestError as error:
+            raise RunError(
+                f"{self.place(MANIFEST)}: {error}; put the right one back, or start over with --overwrite"
+            ) from error
+
+    def complete(self) -> Manifest:
+        """The manifest of a finished run, all of whose files are as they were written.
+
+        In an object store only their sizes are looked at here, their hashes when they are fetched (`table`).
+        """
+        manifest = self.manifest()
+        if manifest is None:
+            what = "an empty folder or other files" if self.files.entries() is not None else "nothing"
+            raise RunError(f"{self.path}: expected a run folder (with {MANIFEST}), found {what}; make one with ffmem index")
+        if not manifest.is_complete:
+            raise RunError(f"{self.path}: this run is not finished; give the same ffmem index command again to continue it")
+        check = self._sized if is_url(self.path) else self._verified
+        wrong: list[RunError] = []
+        for name, expected in manifest.files.items():
+            try:
+                check(name, expected)
+            except RunError as error:
+                wrong.append(error)
+        if len(wrong) > 1 and len(wrong) >= len(manifest.files) - 1:  # runs of one model have the same table of tokens
+            raise RunError(
+                f"{self.place(MANIFEST)}: not the manifest of this run: {len(wrong)} of its {len(manifest.files)} files are "
+                "not as it says; put the right one back, or build the run again (--overwrite)"
+            )
+        if wrong:
+            raise wrong[0]
+        return manifest
+
+    def _sized(self, name: str, expected: FileFacts) -> None:
+        try:
+            size = self.size(name)
+        except FileNotFoundError as error:
+            raise RunError(f"{self._shown(name)}: missing from the run; build the run again (--overwrite)") from error
+        if size != expected.bytes:
+            raise RunError(f"{self._shown(name)}: truncated or altered: {size:,} bytes, expected {expected.bytes:,}")
+
+    def table(self, name: str, expected: FileFacts) -> Path:
+        """A local path with a table of a run that is `complete`, for mapping."""
+        return self._verified(name, expected) if is_url(self.path) else self.file(name)
+
+    def _verified(self, name: str, expected: FileFacts) -> Path:
+        self._sized(name, expected)
+        file = self.file(name).absolute()
+        mark = _mark(file, expected.sha256)
+        if _verified.get(file) != mark:
+            if file_hash(file) != expected.sha256:
+                place = self._shown(name)
+                raise RunError(
+                    f"{place}: altered since it was written (its hash differs); build the run again (--overwrite)"
+                )
+            _verified[file] = mark
+        return file
+
+    def _shown(self, name: str) -> Path | str:
+        place = self.place(name)
+        return place.absolute() if isinstance(place, Path) else place
+
+    def parts(self, *under: str) -> list[str]:
+        """The files that ffmem wrote, in the whole run or in some folders of it, the manifest left out."""
+        # Each folder is listed by itself too: one that is a link is not entered from above.
+        found = {name for folder in under or FOLDERS for name in self.names(folder)}
+        return sorted(filter(PARTS.fullmatch, found))
+
+    def check_own(self, *, overwrite: bool = False) -> None:
+        """An error where no run may be written: something lies here, and no manifest says that it is a run of ffmem.
+
+        A manifest that cannot be read may be overwritten where it is beyond doubt what is left of one of ours: nothing but
+        parts of a run lies beside it.
+        """
+        try:
+            found = self.manifest() is not None
+        except RunError as error:
+            self._check_remains(error)
+            if not overwrite:
+                raise
+            return
+        if not found and (others := (self.files.entries() or set()) - {WRITER}):
+            other = visible(min(others))
+            raise RunError(f"{self.path} exists and is not an ffmem run ({other} is in it): choose another folder")
+
+    def _check_remains(self, error: RunError) -> None:
+        """An error where a manifest that cannot be read is another program's, or lies beside files that are not ours."""
+        if not self.exists(MANIFEST):  # what is here is no folder
+            raise error
+        if not Manifest.resembles(self.read_bytes(MANIFEST), damaged=bool(self.parts())):
+            raise RunError(
+                f"{self.path} exists and is not an ffmem run (its {MANIFEST} is none of ffmem's): choose another folder"
+            ) from error
+        if others := sorted(set(self.names("")) - {*self.parts(), MANIFEST, WRITER}):
+            raise RunError(
+                f"{self.place(MANIFEST)}: damaged, and {visible(others[0])} is not of the run: choose another folder, or "
+                "delete what is left of the run yourself"
+            ) from error
+
+    def clear(self, *under: str) -> None:
+        """Delete what ffmem wrote, in the whole run or in some folders of it, and nothing else.
+
+        The manifest stays: it says whose the folder is until another takes its place.
+        """
+        self.remove(*reversed(self.parts(*under)))  # a worker's state before its shards, which do not count without it
+
+    def sweep(self) -> None:
+        """Delete what processes that were killed have left half written."""
+        self.files.sweep(*FOLDERS)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
+        data = manifest.as_json().encode("utf-8", "backslashreplace")
+        assert Manifest.parse(data) == manifest, "what is written could not be read"
+        with self.writing(MANIFEST) as temporary:
+            temporary.write_bytes(data)
+
+    def described(self, *names: str) -> dict[str, FileFacts]:
+        """Size and hash of files, as the manifest holds them."""
+        files = [self.file(name).absolute() for name in names]
+        with ThreadPoolExecutor() as pool:
+            digests = list(pool.map(file_hash, files))
+        _verified.update({file: _mark(file, digest) for file, digest in zip(files, digests, strict=True)})
+        return {
+            name: FileFacts(file.stat().st_size, digest) for name, file, digest in zip(names, files, digests, strict=True)
+        }
+
+    def log(self, event: str, **facts: Any) -> None:
+        """Note times and other things that differ from run to run."""
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
+        if self._claim:
+            self._claim.confirm()
+        self.files.append(LOG, line + "\n")
+
+    @contextmanager
+    def locked(self, *, quiet: bool = False, wait: float = 0.0) -> Iterator[None]:
+        """Be the only writer. In an object store this is looked at again before each file is put.
+
+        Where another process writes, its end is awaited for `wait` seconds.
+        """
+        if not isinstance(self.files, ObjectStore):
+            with folder_lock(self.path, wait=wait, quiet=quiet):
+                self.sweep()
+                yield
+            return
+        began = time.monotonic()
+        while True:
+            self._claim = Claim(self.files)
+            try:
+                self._claim.take(quiet=quiet)
+                break
+            except RunError:
+                self._claim = None
+                if time.monotonic() - began >= wait:
+                    raise
+                time.sleep(min(BEAT, wait))
+        try:
+            yield
+        finally:
+            self._claim.release()
+            self._claim = None
+
+    @property
+    def writer(self) -> str | None:
+        """The name in which the only writer of a run in an object store writes."""
+        return self._claim.id if self._claim else None
+
+    def write_as(self, writer: str | None) -> None:
+        """Write in this name, which another process has taken, as long as it is the only writer."""
+        if writer is not None and isinstance(self.files, ObjectStore):
+            self._claim = Claim(self.files, writer)
+
+    def check_writer(self) -> None:
+        """An error where this process was the only writer and is not any more. Cheap, since it asks the store rarely."""
+        if self._claim:
+            self._claim.check()
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A temporary path; when the block ends well the whole file takes the name, folders above it included."""
+        with self.files.writing(name) as path:
+            yield path
+            if self._claim:
+                self._claim.confirm()
+
+
+def folder_of(file: str | Path) -> tuple[RunFolder, str]:
+    """The folder of a file, which may be a URL, and the file's name there.
+
+    >>> folder, name = folder_of("s3://bucket/pages/mine.html")
+    >>> folder.path, name
+    ('s3://bucket/pages', 'mine.html')
+    """
+    place = store_at(file).path
+    if isinstance(place, Path):
+        return RunFolder(place.parent), place.name
+    above, _, name = place.rpartition("/")
+    if not is_url(above):
+        raise RunError(f"expected a file in a bucket or folder, found {place}")
+    return RunFolder(above), name
+
+
+def refuse_part(file: str | Path, *, but: str = "") -> None:
+    """An error where a file that a user names is one of a run's own, `but` this one: writing it would end the run."""
+    place = store_at(file).path
+    above, names = place if isinstance(place, str) else os.path.realpath(place), ""
+    for _ in range(3):  # results/random/agreement.json lies deepest
+        above, _, name = above.rpartition("/")
+        names = f"{name}/{names}".rstrip("/")
+        own = names != but and (names == MANIFEST or PARTS.fullmatch(names))
+        if own and above and is_url(above) == is_url(file) and RunFolder(above).exists(MANIFEST):
+            raise RunError(f"{file}: this file is part of the run {above}; name another")
+
+
+def values_of(manifest: Manifest) -> str | None:
+    """The file of a run that holds its values, None where it has none."""
+    return next((name for name in (VALUES, VALUES_ANEW) if name in manifest.files), None)
+
+
+def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:
+    """What tells that a file is still the one that had this hash."""
+    stat = file.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, digest
+
+
+def file_hash(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
