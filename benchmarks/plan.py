@@ -3,7 +3,7 @@
     python -m benchmarks.plan                         a run of wiki16 over pocket here, rates measured on the spot
     python -m benchmarks.plan RUN --tflops 400 --ratio 1.06 [--memory BYTES]     any finished run
     python -m benchmarks.plan --rates docs/gpu.json   take over what benchmarks/gpu.py measured, into
-                                                      src/ffmem/index/rates.json; a whole run is compared too
+                                                      src/ffmem/indexing/rates.json; a whole run is compared too
     python -m benchmarks.plan --host                  what one core does with text and with triggers, into the same file
     python -m benchmarks.plan --page                  write what docs/scale.md shows of all this
 

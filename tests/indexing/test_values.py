@@ -13,10 +13,11 @@ import torch
 from ffmem import build_index, compare, experiments, export, intervene, load_model, open_index, recipe, trace, values
 from ffmem.errors import ModelError, RunError
 from ffmem.indexing.tables import write_table
+from ffmem.indexing.values import together
 from ffmem.live.causal import causal
 from ffmem.run.folder import EXPERIMENTS, VALUES, RunFolder
 from ffmem.run.manifest import ValueFacts
-from ffmem.run.model import model_of, together
+from ffmem.run.model import model_of
 from ffmem.run.reader import Index
 from ffmem.run.store import LocalStore
 from tests.tiny import tiny_model, word_tokenizer
