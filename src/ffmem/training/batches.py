@@ -18,12 +18,13 @@ from ffmem.model.adaptive.config import BandShape
 from ffmem.training.stream import MARK, Ids
 
 AHEAD = 4
-"""Steps prepared in the background."""
+"""Number of steps whose windows a background thread holds ready."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows of equal length. Targets are the inputs moved by one; `tails` says which of them lie in rare words' bands."""
+    """Windows of equal length as rows of token ids. Targets are the inputs moved by one; `tails` holds, for each band of
+    rare words, which targets lie in it and their numbers inside it."""
 
     ids: Int[Tensor, "batch pos"]
     targets: Int[Tensor, " tokens"]
@@ -46,20 +47,23 @@ class Reader:
         self._epoch = lru_cache(4)(self._shuffled)
 
     def _shuffled(self, length: int, epoch: int) -> Int[np.ndarray, " windows"]:
-        """Where the windows of an epoch begin, in the order they are read."""
+        """The positions in the stream at which the windows of an epoch begin, in the order in which they are read."""
         chance = np.random.default_rng([self.seed, length, epoch])
         nominal = np.arange(chance.integers(length), len(self.stream) - length, length)
-        # The sentence that covers the nominal place; its window must end inside the stream.
+        # A window begins with the sentence that covers its nominal position, and must end inside the stream.
         at = self.starts[np.searchsorted(self.starts, nominal, side="right") - 1]
         return chance.permutation(at)
 
     def epoch_windows(self, length: int) -> int:
+        """How many windows of this length one epoch has, at least one."""
         return max(1, (len(self.stream) - 2 * length) // length)
 
     def windows(self, step: int, length: int, count: int) -> Windows:
         """The windows of one step (from 0): a function of seed, step, length and count alone."""
         size = self.epoch_windows(length)
-        begins = [int(self._epoch(length, place // size)[place % size]) for place in range(step * count, (step + 1) * count)]
+        begins = [
+            int(self._epoch(length, number // size)[number % size]) for number in range(step * count, (step + 1) * count)
+        ]
         rows = np.stack([self.stream[begin : begin + length + 1] for begin in begins]).astype(np.int64)
         ids, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].flatten())
         return Windows(ids, targets, tails_of(targets, self.bands[1:]))

@@ -16,24 +16,24 @@ from ffmem.training.stream import MARK, UNKNOWN, Ids
 
 WINDOW = 256
 BATCH = 32768
-"""Tokens a forward."""
+"""Number of tokens that go through the model in one forward."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Every word counts, unknown ones too, and one sentence mark a sentence."""
+    """Perplexities in which every word counts, unknown ones too, and one mark a sentence."""
 
     windows: float
-    """windows of 256 tokens without overlap"""
+    """Perplexity over windows of 256 tokens without overlap."""
     sentences: float
-    """each sentence alone behind its mark"""
+    """Perplexity of each sentence alone behind its mark."""
     unknown: float
-    """the share of unknown words"""
+    """Share of the words that are unknown, from 0 to 1."""
     tokens: int
 
 
 def perplexity(model: AdaptiveLM, stream: Ids) -> Perplexity:
-    """Both perplexities of a stream of word ids."""
+    """The perplexity of a stream of word ids over windows and over single sentences, and its share of unknown words."""
     words = stream[stream != MARK]
     return Perplexity(
         windows=window_perplexity(model, stream),
@@ -44,7 +44,8 @@ def perplexity(model: AdaptiveLM, stream: Ids) -> Perplexity:
 
 
 def window_perplexity(model: AdaptiveLM, stream: Ids, length: int = WINDOW) -> float:
-    """Input 0 to 255 predicts 1 to 256, and so on: every token behind the first mark once, and the last mark."""
+    """Perplexity over windows without overlap: tokens 0 to 255 predict 1 to 256, and so on, so that every token behind the
+    first mark is predicted once, and the last mark too."""
     whole = np.append(stream, MARK).astype(np.int64)
     rows = -(-len(stream) // length)
     ids = np.full(rows * length, MARK)
@@ -54,7 +55,8 @@ def window_perplexity(model: AdaptiveLM, stream: Ids, length: int = WINDOW) -> f
 
 
 def sentence_perplexity(model: AdaptiveLM, stream: Ids) -> float:
-    """Mark and words predict words and mark. A sentence longer than the context is fed in pieces."""
+    """Perplexity of each sentence by itself: its mark and words predict its words and the next mark. A sentence longer than
+    the context is fed in pieces."""
     limit = model.config.max_position_embeddings
     starts = np.flatnonzero(stream == MARK)
     ends = np.append(starts[1:], len(stream))

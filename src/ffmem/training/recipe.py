@@ -21,19 +21,15 @@ class Recipe:
     rate: float = 1.2e-3
     """The peak learning rate of AdamW; it falls to zero in a straight line."""
     warmup: int = 400
-    """Steps on which the rate climbs."""
+    """Number of first steps over which the learning rate climbs to its peak."""
     decay: float = 0.1
     """Weight decay of the blocks' matrices. Words, norms and biases have none: a rare word must not fade between two
     of its sightings."""
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float = 1.0
     windows: tuple[tuple[int, int], ...] = ((256, 288), (64, 384))
-    """(tokens, windows) of each step. All begin with a sentence: the short ones teach what the analysis asks for,
-    sentences without a context."""
-
-    @property
-    def step_tokens(self) -> int:
-        return sum(length * count for length, count in self.windows)
+    """Of each kind of window that a step reads, its tokens and how many there are. Every window begins with a sentence; the
+    short ones teach what the analysis asks for, sentences without a context."""
 
     def config(self, vocab_size: int) -> AdaptiveConfig:
         """The network's shape; in a vocabulary too small for these bands, the rarer half of the words is the tail."""
@@ -56,6 +52,7 @@ SIZES = {
 
 
 def recipe_of(size: str | Recipe) -> Recipe:
+    """The recipe of a size by its name, or the recipe itself where one is given."""
     if isinstance(size, Recipe):
         return size
     if size not in SIZES:

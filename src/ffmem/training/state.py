@@ -25,7 +25,7 @@ class Counters:
 
     step: int = 0
     seconds: float = 0.0
-    """Time spent on steps, over all sessions."""
+    """Time spent on steps, added up over all calls that continued the training."""
     tokens: int = 0
 
 
@@ -51,6 +51,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, counters: Counters) -> None:
+    """Write weights, the optimiser's moments and the counters to one sealed file."""
     tensors = {f"weights.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         for moment in MOMENTS:
@@ -61,7 +62,7 @@ def save_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, c
 
 @torch.no_grad()
 def load_state(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> Counters:
-    """Fill model and optimiser as they were."""
+    """Fill model and optimiser from a saved state and return its counters."""
     try:
         tensors, facts = load_sealed(path)
         counters = Counters(**facts)

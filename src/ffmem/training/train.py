@@ -32,10 +32,10 @@ from ffmem.training.trainer import LOG, STATE, Trainer
 
 STREAM, VOCABULARY = "work/stream.i32", "work/words.txt"
 WORK = (STATE, STREAM, VOCABULARY)
-"""What is there only until the model is."""
+"""The files that a training keeps only until its model is written."""
 PLAN, CARD = "plan.json", "training.json"
 PLANNED = {"recipe", "minutes", "steps", "min_count", "seed", "column", "corpus", "corpus_bytes", "valid"}
-"""All that a plan says: what is called so and says less is somebody else's."""
+"""The fields of a training's plan: a file of that name without them belongs to somebody else and is left alone."""
 MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 HELD_OUT = 200_000
 """Tokens kept for validation where no text is given for it, but never more than a tenth of the corpus."""

@@ -25,11 +25,11 @@ from ffmem.training.stream import Ids
 
 STATE, LOG = "work/state.safetensors", "log.jsonl"
 GLANCE = 64
-"""Windows that a validation during the training reads."""
+"""Number of windows that a validation in the midst of a training reads."""
 
 
 class Trainer:
-    """Steps, their schedule, their log and their checkpoints."""
+    """Runs the steps of one training with their schedule, and writes its log and checkpoints."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Trainer:
         self.optimiser = _optimiser(model, recipe, fused=on_gpu)
         self.counters = Counters()
         self.since = time.monotonic()
-        """From when on time is not yet in the counters."""
+        """The time (monotonic) up to which the counters hold the seconds spent."""
         self.losses: list[Tensor] = []
-        """Of the steps since the last line of the log."""
+        """The mean loss of every step since the last line of the log."""
         self.autocast: Callable[[], Any] = (lambda: torch.autocast("cuda", torch.bfloat16)) if on_gpu else nullcontext
         self.loss: Callable[[Windows], Tensor] = self._loss
         if on_gpu if compiled is None else compiled:
@@ -76,7 +76,7 @@ class Trainer:
         return self.seconds / (60 * self.minutes)
 
     def rate(self, fraction: float) -> float:
-        """A climb over the first steps, then a straight line down to nothing."""
+        """The learning rate of the next step: it climbs over the first steps, then falls in a straight line to zero."""
         climb = min(1.0, (self.counters.step + 1) / max(1, self.recipe.warmup))
         return self.recipe.rate * climb * max(0.0, 1.0 - fraction)
 
@@ -124,7 +124,7 @@ class Trainer:
             self._keep()
 
     def _mean_loss(self) -> float:
-        """Over the steps since the last line of the log; an error if it is no number."""
+        """The mean loss of the steps since the last line of the log; an error where it is not finite."""
         loss = float(torch.stack(self.losses).mean()) if self.losses else 0.0
         if not np.isfinite(loss):
             raise RunError(
@@ -133,6 +133,7 @@ class Trainer:
         return loss
 
     def _log(self, glance: Ids | None = None) -> str:
+        """Add a line to the log, with a validation on these tokens if any are given, and return it as a note."""
         loss, rate, seconds = self._mean_loss(), self.optimiser.param_groups[0]["lr"], self.seconds
         line = {"step": self.counters.step, "tokens": self.counters.tokens, "seconds": round(seconds, 1)}
         line |= {"loss": round(loss, 4), "rate": round(rate, 7)}
