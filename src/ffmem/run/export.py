@@ -14,12 +14,12 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ffmem.atomic import atomic_file, sweep
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.run.folder import folder_of, refuse_part
 from ffmem.run.reader import CellView, Index, open_index
 from ffmem.run.store import is_url, store_at
-from ffmem.run.whole import sweep, whole
 
 FORMATS = ("jsonl", "csv", "parquet")
 Row = dict[str, Any]
@@ -126,7 +126,7 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
         return
     target = Path(store_at(out).path)
     sweep(target.parent)
-    with whole(target) as path, path.open("wb") as handle:
+    with atomic_file(target) as path, path.open("wb") as handle:
         yield handle
 
 

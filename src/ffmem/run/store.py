@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
+from ffmem.atomic import atomic_file, is_unfinished, refused, sweep
 from ffmem.errors import RunError
-from ffmem.run.whole import is_unfinished, refused, sweep, whole
 from ffmem.text import quoted
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -129,7 +129,7 @@ class LocalStore(Store):
         target = self.path / name
         with refused(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as temporary:
+        with atomic_file(target) as temporary:
             yield temporary
 
     def file(self, name: str) -> Path:
