@@ -101,7 +101,7 @@ def test_files_are_written_listed_read_and_deleted_by_name(place):
     folder.remove("work/a.arrow", "work/a/c")
     folder.remove("work/a.arrow", "work/a/c")
     assert folder.names("") == ["worked"]
-    assert folder.files.entries() == {"worked"}
+    assert folder.store.entries() == {"worked"}
     for ask in (folder.file, folder.read_bytes, folder.size, lambda name: folder.reading(name).__enter__()):
         with pytest.raises(FileNotFoundError):
             ask("work/b")

@@ -419,7 +419,7 @@ def experiments(
             say_json(result.as_dict())
         else:
             say("\n".join(result_lines(result)))
-    note(quiet, f"kept in {opened.folder.place(RESULTS)}{f'/{control}' if control else ''}")
+    note(quiet, f"kept in {opened.folder.location(RESULTS)}{f'/{control}' if control else ''}")
 
 
 @app.command()

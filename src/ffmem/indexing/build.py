@@ -358,8 +358,8 @@ class _Run:
         kept = checkpoint.kept(self.folder)
         if list(kept) != list(range(len(kept))) or not (kept and kept[len(kept) - 1].span.last):
             raise RunError(
-                f"{self.folder.place(WORK)}: not all shards are there that were kept: another process may have written this "
-                "run meanwhile; give the same command again"
+                f"{self.folder.location(WORK)}: not all shards are there that were kept: another process may have written "
+                "this run meanwhile; give the same command again"
             )
         cpu = torch.device("cpu")
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, cpu))

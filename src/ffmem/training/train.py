@@ -121,7 +121,7 @@ def train(
 def _begin(folder: RunFolder, plan: dict[str, Any], overwrite: bool) -> None:
     """A fresh folder with its plan, or the same plan in the folder that is there."""
     before = _plan(folder)
-    if before is None and folder.files.entries():
+    if before is None and folder.store.entries():
         raise RunError(f"{folder.path} exists and is no training: choose another folder")
     if before is not None and overwrite:
         _clear(folder)
