@@ -27,7 +27,7 @@ from tests.indexing.reference import SETTINGS, content
 def whole(gpt2, long_text, tmp_path_factory):
     run = tmp_path_factory.mktemp("whole") / "run"
     index = build_index(gpt2, long_text, out=run, **SETTINGS)
-    assert index.counts["shards"] > 5
+    assert index.counts.shards > 5
     return content(run)
 
 
@@ -129,7 +129,7 @@ def test_documents_are_those_of_a_run_that_was_never_stopped(gpt2, long_text, tm
     build_index(gpt2, text, out=tmp_path / "run", **settings)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
     articles = -(-len(lines) // 30)
-    assert 1 < articles < min(SETTINGS["top"], whole.counts["shards"])
+    assert 1 < articles < min(SETTINGS["top"], whole.counts.shards)
     assert max(len(view.triggers) for view in whole) == articles
 
 

@@ -140,7 +140,7 @@ def test_the_original_folder_is_loaded_as_it_is_and_found_again_by_its_path(tmp_
     assert (model.family.name, model.layers, model.cells, model.found_by_shape) == ("adaptive_lm", 3, [64, 64, 64], False)
     assert model.name == str(TINY.resolve())
     index = build_index(model, SENTENCES, out=tmp_path / "run", quiet=True)
-    assert index.counts["cells"] == 192
+    assert index.counts.cells == 192
 
 
 def test_a_model_of_another_kind_is_not_converted(gpt2_folder, tmp_path):

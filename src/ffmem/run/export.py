@@ -61,13 +61,13 @@ def cell_rows(index: Index) -> Iterator[Row]:
 
 def cell_row(view: CellView) -> Row:
     row: Row = {"cell": view.name, "layer": view.cell.layer, "index": view.cell.index}
-    row["triggers"] = view._facts["positive_triggers"]
-    row["negative_triggers"] = view._facts["negative_triggers"]
+    row["triggers"] = view.facts["positive_triggers"]
+    row["negative_triggers"] = view.facts["negative_triggers"]
     if view.index.manifest.settings.has_stats:
         row |= view.stats.as_dict()
     if view.index.has_values:
-        said = view.value.top(1)[0]
-        row |= {"value_top": said.token, "value_top_z": said.z, "value_max_probability": said.probability}
+        best = view.value.top(1)[0]
+        row |= {"value_top": best.token, "value_top_z": best.z, "value_max_probability": best.probability}
         row["value_norm"] = view.value.norm
     return row
 
