@@ -506,7 +506,7 @@ def test_the_limit_on_records_changes_nothing_else(gpt2, text_file, tmp_path):
         for name, size in (("one", 1000), ("two", "2MB"))
     ]
     assert [run.corpus.max_record for run in runs] == [1000, 2_000_000]
-    assert runs[0].origin == runs[1].origin
+    assert runs[0].provenance == runs[1].provenance
     assert runs[0].files == runs[1].files
 
 

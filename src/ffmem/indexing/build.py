@@ -179,7 +179,7 @@ def build_index(
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
                 folder.clear()
-            elif damaged := checkpoint.mend(folder, manifest.origin):
+            elif damaged := checkpoint.mend(folder, manifest.provenance):
                 folder.log("damaged", files=damaged)
                 names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
                 if not quiet:

@@ -52,7 +52,7 @@ _verified: dict[Path, tuple[int, int, int, str]] = {}
 
 
 class RunFolder:
-    """A folder, local or in an object store, that holds one run. The manifest says `building` until all files are in place.
+    """A folder, local or in an object store, that holds one run. The manifest says `building` until all files are there.
 
     Files go by names such as `work/shard-00003.arrow`. Processes may write different files of one run at the same time.
 
@@ -118,6 +118,7 @@ class RunFolder:
 
     @property
     def work(self) -> Path:
+        """The folder of the unfinished work, for runs on this machine."""
         return self / WORK
 
     def __truediv__(self, name: str) -> Path:
@@ -148,7 +149,7 @@ class RunFolder:
             raise RunError(f"{self.path}: expected a run folder (with {MANIFEST}), found {what}; make one with ffmem index")
         if not manifest.is_complete:
             raise RunError(f"{self.path}: this run is not finished; give the same ffmem index command again to continue it")
-        check = self._sized if is_url(self.path) else self._verified
+        check = self._check_size if is_url(self.path) else self._check_hash
         wrong: list[RunError] = []
         for name, expected in manifest.files.items():
             try:
@@ -164,7 +165,8 @@ class RunFolder:
             raise wrong[0]
         return manifest
 
-    def _sized(self, name: str, expected: FileFacts) -> None:
+    def _check_size(self, name: str, expected: FileFacts) -> None:
+        """An error where a file of the run is missing, or has another size than its manifest says."""
         try:
             size = self.size(name)
         except FileNotFoundError as error:
@@ -174,10 +176,11 @@ class RunFolder:
 
     def table(self, name: str, expected: FileFacts) -> Path:
         """A local path with a table of a run that is `complete`, for mapping."""
-        return self._verified(name, expected) if is_url(self.path) else self.file(name)
+        return self._check_hash(name, expected) if is_url(self.path) else self.file(name)
 
-    def _verified(self, name: str, expected: FileFacts) -> Path:
-        self._sized(name, expected)
+    def _check_hash(self, name: str, expected: FileFacts) -> Path:
+        """The local path of a file of the run, which has the hash that its manifest says; an error where it has not."""
+        self._check_size(name, expected)
         file = self.file(name).absolute()
         mark = _mark(file, expected.sha256)
         if _verified.get(file) != mark:
@@ -230,7 +233,7 @@ class RunFolder:
     def clear(self, *under: str) -> None:
         """Delete what ffmem wrote, in the whole run or in some folders of it, and nothing else.
 
-        The manifest stays: it says whose the folder is until another takes its place.
+        The manifest stays: it says whose the folder is until another replaces it.
         """
         self.remove(*reversed(self.parts(*under)))  # a worker's state before its shards, which do not count without it
 
@@ -239,6 +242,7 @@ class RunFolder:
         self.store.sweep(*FOLDERS)
 
     def write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest, in place of the one before."""
         # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
         data = manifest.as_json().encode("utf-8", "backslashreplace")
         assert Manifest.parse(data) == manifest, "what is written could not be read"
@@ -331,5 +335,6 @@ def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:
 
 
 def file_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
