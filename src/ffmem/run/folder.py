@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ffmem.atomic import sweep
 from ffmem.errors import RunError
 from ffmem.run.lock import WRITER, WriterFile, only_writer
 from ffmem.run.manifest import FileFacts, Manifest, ManifestError
@@ -238,8 +239,10 @@ class RunFolder:
         self.remove(*reversed(self.parts(*under)))  # a worker's state before its shards, which do not count without it
 
     def sweep(self) -> None:
-        """Delete what processes that were killed have left half written."""
-        self.store.sweep(*FOLDERS)
+        """Delete what processes that were killed have left half written; an object store has no such thing."""
+        if isinstance(self.path, Path):
+            for folder in FOLDERS:
+                sweep(self.path / folder)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, in place of the one before."""
@@ -260,11 +263,11 @@ class RunFolder:
         }
 
     def log(self, event: str, **facts: Any) -> None:
-        """Note times and other things that differ from run to run."""
+        """Add a line to the log: what happened, when, and other things that differ from run to run."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
-        if self._writer_file:
-            self._writer_file.confirm()
-        self.store.append(LOG, line + "\n")
+        before = self.read_bytes(LOG) if self.exists(LOG) else b""
+        with self.writing(LOG) as path:
+            path.write_bytes(before + line.encode() + b"\n")
 
     @contextmanager
     def locked(self, *, quiet: bool = False, wait: float = 0.0) -> Iterator[None]:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from stat import S_ISREG
 from typing import Any
 
-from ffmem.atomic import atomic_file, is_unfinished, refused, sweep
+from ffmem.atomic import atomic_file, is_unfinished, refused
 from ffmem.errors import RunError
 from ffmem.text import quoted
 
@@ -60,10 +60,6 @@ class LocalStore:
         with (self.path / name).open("rb") as handle:
             return handle.read(end)
 
-    def append(self, name: str, text: str) -> None:
-        with refused(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
-            handle.write(text)
-
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
 
@@ -92,11 +88,6 @@ class LocalStore:
         for folder in sorted(above, reverse=True):  # the deepest first
             with suppress(OSError):  # others' files are in it, or it is a link
                 (self.path / folder).rmdir()
-
-    def sweep(self, *folders: str) -> None:
-        """Delete what killed processes have left half written in these folders."""
-        for folder in folders:
-            sweep(self.path / folder)
 
 
 class ObjectStore:
@@ -144,13 +135,6 @@ class ObjectStore:
     def read_bytes(self, name: str, end: int | None = None) -> bytes:
         with self._asked("read", name) as (fs, path):
             return fs.cat_file(path, end=end)
-
-    def append(self, name: str, text: str) -> None:
-        """Read, append, put: for one writer."""
-        before = b""
-        with suppress(FileNotFoundError):
-            before = self.read_bytes(name)
-        self.put(name, before + text.encode())
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file."""
@@ -200,9 +184,6 @@ class ObjectStore:
             root = first.removesuffix(names[0])
             # Many go together, each by its own name; never all that lies below one.
             fs.rm([root + name for name in names]) if len(names) > 1 else fs.rm_file(first)
-
-    def sweep(self, *folders: str) -> None:
-        """Nothing is ever half written: a file is one put."""
 
     def _copy(self, name: str, facts: dict[str, Any]) -> Path:
         """Where this process keeps its copy of a file, which is another one as soon as the store says anything else of it.
