@@ -117,7 +117,7 @@ def measure(index: Index, model: MemoryModel, eval: Any, cells: int) -> dict[str
         "layers": model.layers,
         "cells": len(index),
         "vocabulary": model.vocabulary.size,
-        "indexed_tokens": index.counts["tokens"],
+        "indexed_tokens": index.counts.tokens,
         "examples": len(examples),
         "examples_asked": EXAMPLES,
         "cells_removed_from": cells,

@@ -331,19 +331,19 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
         index = ffmem.build_index(model, files, out=Path(folder) / "run", limit_tokens=tokens)
         whole = time.perf_counter() - began
         result = {
-            "tokens": index.counts["tokens"],
-            "shards": index.counts["shards"],
+            "tokens": index.counts.tokens,
+            "shards": index.counts.shards,
             "seconds": round(whole, 2),
             "reading_seconds": events(index, "finished")[-1]["seconds"],
             "writing_seconds": events(index, "written")[-1]["seconds"],
             "read_again": events(index, "written")[-1]["read_again"],
-            "tokens_per_second": round(index.counts["tokens"] / whole),
+            "tokens_per_second": round(index.counts.tokens / whole),
             "run_folder_bytes": index.folder.disk_use(),
             "peak_memory": torch.cuda.max_memory_allocated(),
         }
         print(json.dumps(result), file=sys.stderr, flush=True)
     encoder = Encoder(tokenizer, model.context - 1)
-    share = index.counts["tokens"] // QUARTER
+    share = index.counts.tokens // QUARTER
     plan = Corpus(open_sources(files), encoder, Unit("sentence"), "en", SHARD_TOKENS["cuda"], share, max(1, cores() - 2))
     subject = Subject.of(model)
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
@@ -353,7 +353,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     batches = [batch for shard in shards for batch in shard.batches(size, model.bos)]
     run = bare(model)
     run(batches[::8])
-    bare_seconds = _timed(partial(run, batches)) * index.counts["tokens"] / sum(batch.tokens for batch in batches)
+    bare_seconds = _timed(partial(run, batches)) * index.counts.tokens / sum(batch.tokens for batch in batches)
     return result | {
         "bare_seconds": round(bare_seconds, 2),
         "ratio": round(whole / bare_seconds, 3),

@@ -50,7 +50,7 @@ def curves(model: MemoryModel, corpus: list[Path], tokens: int, valid: Path) -> 
         results = list(run_experiments(index, names, model=model, eval=valid, examples=EXAMPLES))
     shuffled = [{"shuffled": row["shuffled"]} for row in results[0].facts["baselines"]["by_layer"]]
     rows = [dict(ChainMap(*parts)) for parts in zip(shuffled, *(result.rows for result in results), strict=True)]
-    return index.counts["tokens"], rows
+    return index.counts.tokens, rows
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "ffmem"
 ORDER = [
     "text",
     "errors",
+    "atomic",
     "cells",
     "progress",
     "model",

@@ -101,7 +101,7 @@ def demo(out: str | Path | None = None, *, quiet: bool = False) -> Index:
 def _print_cells(index: Index, cells: list[CellView]) -> None:
     counts = index.counts
     print(
-        f"{MODEL}, a language model of {counts['cells']:,} memory cells, has read {counts['sentences']:,} sentences of a "
+        f"{MODEL}, a language model of {counts.cells:,} memory cells, has read {counts.sentences:,} sentences of a "
         "pocket encyclopedia.\nThese are cells whose value promotes what really follows their triggers, one a layer:\n"
     )
     for view in cells:

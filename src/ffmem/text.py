@@ -95,3 +95,16 @@ def ending(text: str, columns: int) -> str:
 def padded(text: str, columns: int) -> str:
     """A text with spaces behind it up to these columns."""
     return text + " " * (columns - width(text))
+
+
+def shown_size(size: int | float) -> str:
+    """A number of bytes for people, to three figures.
+
+    >>> shown_size(10_000_000), shown_size(1536), shown_size(100), shown_size(999_900_000)
+    ('10 MB', '1.54 kB', '100 bytes', '1 GB')
+    """
+    size = float(f"{size:.3g}")
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:g} {unit}"
+    return f"{size:.0f} bytes"

@@ -157,4 +157,4 @@ def test_a_control_reads_no_more_of_the_corpus_than_it_needs(made, monkeypatch):
     model, index, _ = made("gpt2")
     monkeypatch.setattr(CONTROL, "CONTROL_TOKENS", 60)
     with control_index(index, random_model(model, 0), quiet=True) as small:
-        assert small.counts["tokens"] < 100 < index.counts["tokens"]
+        assert small.counts.tokens < 100 < index.counts.tokens

@@ -77,7 +77,7 @@ def test_modes_and_bos_as_the_spec_defines_them(distinct, bos, gpt2, tmp_path):
         assert_same_triggers(view.triggers, offers, 7, distinct, 1)
         if distinct == "document":
             assert len({trigger.sentence // 3 for trigger in view.triggers}) == 7
-    assert index.counts["sentences"] == 35
+    assert index.counts.sentences == 35
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_planted_keys_fire_where_a_person_would_say(planted, tmp_path):
     assert len(index["L1D2"].triggers) == 0
     assert index["L1D0"].value.top(1)[0].token == "capital"
     assert index["L1D1"].value.top(1)[0].token == "army"
-    tokens = index.counts["tokens"]
+    tokens = index.counts.tokens
     assert index["L1D0"].stats.active == pytest.approx(7 / tokens)
     assert index["L1D2"].stats.maximum == 0.0
 
@@ -153,7 +153,7 @@ def test_sampled_statistics_measure_every_sixteenth_token_but_keep_counts_exact(
     sample = build_index(gpt2, sentences, out=tmp_path / "sample", unit="line", stats="sample", quiet=True)
     lengths = [len(ids) for ids in ids_of(gpt2.tokenizer, sentences)]
     wanted = sum((row + at) % 16 == 0 for row, length in enumerate(lengths) for at in range(1, length + 1))
-    assert sample.counts["measured_tokens"] == wanted
+    assert sample.counts.measured_tokens == wanted
     a, b = full["L2D9"].stats, sample["L2D9"].stats
     assert (a.active, a.maximum, a.minimum) == (b.active, b.maximum, b.minimum)
     assert "divisible by 16" in sample.manifest.settings.measured
@@ -162,14 +162,14 @@ def test_sampled_statistics_measure_every_sixteenth_token_but_keep_counts_exact(
 def test_sentences_longer_than_the_context_are_cut_and_counted(gpt2, tmp_path):
     long = " ".join(["the king wrote a song and left"] * 20)
     index = build_index(gpt2, [long, "the end ."], out=tmp_path / "run", unit="line", quiet=True)
-    assert index.counts["cut_to_context"] == 1
-    assert index.counts["sentences"] == 4  # 140 tokens in windows of 63, 63 and 14, and the short one
-    assert index.counts["tokens"] == 143
+    assert index.counts.cut_to_context == 1
+    assert index.counts.sentences == 4  # 140 tokens in windows of 63, 63 and 14, and the short one
+    assert index.counts.tokens == 143
 
 
 def test_windows_cut_a_record_every_n_tokens(gpt2, tmp_path):
     index = build_index(gpt2, ["the king wrote a song", "the end"], out=tmp_path / "run", unit="window:2", quiet=True)
-    assert (index.counts["sentences"], index.counts["cut_to_context"]) == (4, 0)
+    assert (index.counts.sentences, index.counts.cut_to_context) == (4, 0)
     assert {t.prefix for t in index["L1D0"].triggers} <= {"the", "the king", " wrote", " wrote a", " song", "the end"}
 
 
@@ -177,7 +177,7 @@ def test_layers_and_limits_are_kept(gpt2, tmp_path):
     sentences = some_sentences(30, seed=5)
     index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", layers="1,3", limit_tokens=50, quiet=True)
     assert index.layers == [1, 3]
-    assert index.counts["tokens"] <= 50
+    assert index.counts.tokens <= 50
     with pytest.raises(FfmemError, match="layers 1, 3, found layer 2"):
         index["L2D0"]
     whole = build_index(gpt2, sentences, out=tmp_path / "whole", unit="line", limit_tokens=50, quiet=True)
@@ -188,7 +188,7 @@ def test_the_plan_of_batches_changes_coefficients_only_by_rounding(gpt2, tmp_pat
     sentences = some_sentences(80, seed=6)
     small = build_index(gpt2, sentences, out=tmp_path / "a", unit="line", batch_tokens=64, shard_tokens=100, quiet=True)
     large = build_index(gpt2, sentences, out=tmp_path / "b", unit="line", quiet=True)
-    assert small.counts["shards"] > 3
+    assert small.counts.shards > 3
     for name in ("L1D1", "L2D50", "L3D127"):
         pairs = zip(small[name].triggers, large[name].triggers, strict=True)
         assert all(a.coefficient == pytest.approx(b.coefficient, abs=CLOSE) for a, b in pairs)
@@ -312,7 +312,7 @@ def test_whoever_begins_anew_keeps_every_file_that_is_not_of_the_run(gpt2, tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(name)
     index = build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True)
-    assert index.counts["tokens"] == 4
+    assert index.counts.tokens == 4
     found = set(files_of(tmp_path))
     tables = {f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens")}
     assert found == {*mine, *tables, "manifest.json", "log.jsonl"}
@@ -340,7 +340,7 @@ def test_an_overwrite_that_is_killed_at_the_worst_moment_can_be_given_again(gpt2
         build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True)
     monkeypatch.undo()
     assert not (tmp_path / "triggers.arrow").exists()
-    assert build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True).counts["tokens"] == 4
+    assert build_index(gpt2, ["the queen left ."], out=tmp_path, overwrite=True, quiet=True).counts.tokens == 4
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -371,7 +371,7 @@ def test_a_damaged_manifest_can_be_overwritten_where_nothing_else_lies_beside_it
             build_index(gpt2, ["the king ."], out=tmp_path, overwrite=overwrite, quiet=True)
         assert files_of(tmp_path) == before
     (tmp_path / "results" / "thesis.csv").unlink()
-    assert build_index(gpt2, ["the king ."], out=tmp_path, overwrite=True, quiet=True).counts["tokens"] == 3
+    assert build_index(gpt2, ["the king ."], out=tmp_path, overwrite=True, quiet=True).counts.tokens == 3
 
 
 def test_a_model_that_changed_in_memory_is_noticed(tokenizer, tmp_path):
@@ -405,7 +405,7 @@ def test_negative_coefficients_must_be_finite_too(tokenizer, tmp_path):
 def test_triggers_find_their_sentences_in_a_run_of_many_shards(gpt2, tmp_path):
     sentences = some_sentences(120, seed=8)
     index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", shard_tokens=30, top=9, quiet=True)
-    assert index.counts["shards"] > 20
+    assert index.counts.shards > 20
     for view in list(index)[::29]:
         for trigger in view.triggers:
             words = sentences[trigger.sentence].split()
@@ -455,7 +455,7 @@ def test_a_run_of_which_shards_have_vanished_is_not_finished(gpt2, tmp_path, mon
         build_index(gpt2, some_sentences(20, seed=2), out=tmp_path, shard_tokens=30, quiet=True)
     monkeypatch.undo()
     again = build_index(gpt2, some_sentences(20, seed=2), out=tmp_path, shard_tokens=30, quiet=True)
-    assert again.counts["shards"] > 2
+    assert again.counts.shards > 2
 
 
 def test_the_manifest_says_what_was_made_from_what(gpt2, text_file, tmp_path):
@@ -506,7 +506,7 @@ def test_the_limit_on_records_changes_nothing_else(gpt2, text_file, tmp_path):
         for name, size in (("one", 1000), ("two", "2MB"))
     ]
     assert [run.corpus.max_record for run in runs] == [1000, 2_000_000]
-    assert runs[0].origin == runs[1].origin
+    assert runs[0].provenance == runs[1].provenance
     assert runs[0].files == runs[1].files
 
 

@@ -27,7 +27,7 @@ from tests.indexing.reference import SETTINGS, content
 def whole(gpt2, long_text, tmp_path_factory):
     run = tmp_path_factory.mktemp("whole") / "run"
     index = build_index(gpt2, long_text, out=run, **SETTINGS)
-    assert index.counts["shards"] > 5
+    assert index.counts.shards > 5
     return content(run)
 
 
@@ -129,7 +129,7 @@ def test_documents_are_those_of_a_run_that_was_never_stopped(gpt2, long_text, tm
     build_index(gpt2, text, out=tmp_path / "run", **settings)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
     articles = -(-len(lines) // 30)
-    assert 1 < articles < min(SETTINGS["top"], whole.counts["shards"])
+    assert 1 < articles < min(SETTINGS["top"], whole.counts.shards)
     assert max(len(view.triggers) for view in whole) == articles
 
 
@@ -146,7 +146,7 @@ def test_a_corpus_that_changed_before_the_stop_is_refused(interrupted, gpt2, lon
 
 def test_every_flipped_bit_of_the_work_is_noticed_and_costs_its_own_file_alone(interrupted):
     folder = RunFolder(interrupted)
-    origin, chance = folder.manifest().origin, random.Random(5)
+    origin, chance = folder.manifest().provenance, random.Random(5)
     assert mend(folder, origin) == []
     names = folder.names("work")
     assert len(names) == 5
@@ -174,14 +174,14 @@ def test_work_that_cannot_be_read_now_is_an_error_and_stays(interrupted, monkeyp
 
     monkeypatch.setattr(folder, "reading", refused)
     with pytest.raises(OSError, match="Input/output error"):
-        mend(folder, folder.manifest().origin)
+        mend(folder, folder.manifest().provenance)
     assert content(interrupted) == before
 
 
 def test_of_two_states_that_cover_one_shard_one_goes(interrupted):
     folder = RunFolder(interrupted)
     shutil.copy(interrupted / "work" / "state-0.safetensors", interrupted / "work" / "state-1.safetensors")
-    assert mend(folder, folder.manifest().origin) == ["work/state-1.safetensors"]
+    assert mend(folder, folder.manifest().provenance) == ["work/state-1.safetensors"]
 
 
 def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrupted):
@@ -189,9 +189,9 @@ def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrup
     manifest = folder.manifest()
     first, second = (f"work/shard-00000{number}.safetensors" for number in (0, 1))
     shutil.copy(interrupted / first, interrupted / second)
-    assert second in mend(folder, manifest.origin)
+    assert second in mend(folder, manifest.provenance)
     other = replace(manifest, model=replace(manifest.model, hash="0" * 64))
-    assert "work/state-0.safetensors" in mend(folder, other.origin)
+    assert "work/state-0.safetensors" in mend(folder, other.provenance)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ffmem.live.grid import Grid, Tile
 from ffmem.live.place import Standing
 from ffmem.live.trace import trace
 from ffmem.live.trace_pages import WIDTH, grid_page, place_lines, place_page
-from ffmem.run.reader import Said
+from ffmem.run.reader import TokenProbability
 from ffmem.text import width
 from tests.tiny import tiny_model, word_tokenizer
 
@@ -64,7 +64,7 @@ def test_every_line_fits_a_terminal_and_every_part_is_told(found):
 
 def test_long_and_wide_words_are_cut_to_their_columns(found):
     place = found.at(-1)
-    said = Said(WIDE, 5, 1e-12)
+    said = TokenProbability(WIDE, 5, 1e-12)
     long = Trigger(Cell(1, 2), "+", 1, 1.0, 0, 3, WIDE, WIDE[:7])
     part = replace(place.promoting[0], value=(said,) * 5, trigger=long, coefficient=-1.23456e-12)
     reading = replace(place.layers[0].r, top=(said,))
@@ -79,14 +79,14 @@ def test_long_and_wide_words_are_cut_to_their_columns(found):
 
 def test_a_value_shows_how_far_its_tokens_stand_out_and_no_part_of_a_number(found):
     place = found.at(-1)
-    said = tuple(Said("x" * 20, id, 1e-9, z=12.345) for id in range(5))
+    said = tuple(TokenProbability("x" * 20, id, 1e-9, z=12.345) for id in range(5))
     lines = place_lines(replace(place, promoting=(replace(place.promoting[0], value=said, coefficient=-0.5),)))
     (line,) = [line for line in lines if "“xxx" in line]
     assert line.count(" 12.3") == line.count("“") == 2
     assert line.endswith(" 12.3")
     assert "  −v “x" in line
     assert any("what v, or −v where m is negative, promotes, with z" in line for line in lines)
-    older = replace(place.promoting[0], value=(Said("x", 1, 0.25),), coefficient=0.5)
+    older = replace(place.promoting[0], value=(TokenProbability("x", 1, 0.25),), coefficient=0.5)
     (line,) = [line for line in place_lines(replace(place, promoting=(older,))) if "“x” 0.25" in line]
     assert "   v “x” 0.25" in line
 
@@ -120,8 +120,8 @@ def test_a_notebook_shows_a_grid_of_layers_and_tokens(found):
 
 def test_words_are_escaped_and_likely_ones_are_darker(found):
     standing = Standing(0.5, 1)
-    tile = Tile(*(Said(NASTY, 1, p) for p in (0.1, 0.2, 1.0)), "composition", standing, None, 1.0, -1.0)
-    unlikely = replace(tile, o=Said("x", 2, 0.0), target=standing)
+    tile = Tile(*(TokenProbability(NASTY, 1, p) for p in (0.1, 0.2, 1.0)), "composition", standing, None, 1.0, -1.0)
+    unlikely = replace(tile, o=TokenProbability("x", 2, 0.0), target=standing)
     page = grid_page(Grid((NASTY, "b"), ((tile, unlikely),)))
     checker = Checker(page)
     assert "b" not in checker.tags
@@ -131,6 +131,6 @@ def test_words_are_escaped_and_likely_ones_are_darker(found):
     assert "residual “<b onclick" in checker.titles[0]
     assert "target" not in checker.titles[0]
     assert "target 0.5, rank 1" in checker.titles[1]
-    place = replace(found.at(-1), prefix=NASTY, final=Said(NASTY, 1, 0.5))
+    place = replace(found.at(-1), prefix=NASTY, final=TokenProbability(NASTY, 1, 0.5))
     assert "onclick" in "".join(Checker(place_page(place)).text)
     assert "<b onclick" not in place_page(place)

@@ -1,6 +1,5 @@
 """Conversion: the same bits in another form, whole or not at all."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +8,10 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model
+from ffmem.atomic import atomic_file, is_unfinished
 from ffmem.errors import ModelError
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.convert import _locked, convert
+from ffmem.model.convert import convert
 from tests.model.adaptive.conftest import SENTENCES, TINY
 
 
@@ -71,16 +71,17 @@ def test_what_a_killed_conversion_left_is_cleared_by_the_next_and_nothing_else(t
     done = subprocess.run([sys.executable, "-c", KILLED, str(TINY), str(tmp_path / "out")], check=False)
     (left,) = tmp_path.iterdir()
     assert done.returncode == -9
-    assert re.fullmatch(r"\.out\.converting-[0-9a-f]{8}", left.name)
-    others = [".out.converting-mine", ".out2.converting-0123abcd", ".out.converting-0123abcd.txt", "out.converting-0123abcd"]
+    assert is_unfinished(left.name)
+    assert (left / "out" / "model.safetensors").read_text() == "half"
+    others = [".out.ffmem-tmp", ".out.0123456789abcdef.ffmem-tmp.txt", "out.0123456789abcdef.ffmem-tmp"]
     for name in others:
         (tmp_path / name).mkdir()
-    (tmp_path / ".out.converting-fedcba98").symlink_to(tmp_path / others[0])
-    (tmp_path / ".out.converting-00000000").mkdir()
-    with _locked(tmp_path / ".out.converting-00000000") as ours:  # that of a conversion that lives
-        assert ours
+    (tmp_path / ".out.fedcba9876543210.ffmem-tmp").symlink_to(tmp_path / others[0])
+    with atomic_file(tmp_path / "living") as living:  # that of a writer that lives
+        living.write_text("x")
         convert(TINY, tmp_path / "out")
-    kept = [*others, ".out.converting-fedcba98", ".out.converting-00000000", "out"]
+        assert living.exists()
+    kept = [*others, ".out.fedcba9876543210.ffmem-tmp", "living", "out"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
@@ -139,7 +140,7 @@ def test_the_original_folder_is_loaded_as_it_is_and_found_again_by_its_path(tmp_
     assert (model.family.name, model.layers, model.cells, model.found_by_shape) == ("adaptive_lm", 3, [64, 64, 64], False)
     assert model.name == str(TINY.resolve())
     index = build_index(model, SENTENCES, out=tmp_path / "run", quiet=True)
-    assert index.counts["cells"] == 192
+    assert index.counts.cells == 192
 
 
 def test_a_model_of_another_kind_is_not_converted(gpt2_folder, tmp_path):

@@ -77,7 +77,7 @@ def test_a_gguf_file_gives_the_memories_it_was_made_from(gguf_file, source, tmp_
         assert torch.equal(model.values(layer), source.model.layers[layer - 1].mlp.down_proj.weight.T)
         assert torch.equal(model.keys(layer), source.model.layers[layer - 1].mlp.gate_proj.weight)
     index = build_index(model, ["a b c d", "c a b"], out=tmp_path / "run", unit="line", quiet=True)
-    assert index.counts["tokens"] > 0
+    assert index.counts.tokens > 0
     assert index.manifest.model.name == str(gguf_file)
 
 

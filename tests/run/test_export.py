@@ -26,7 +26,7 @@ def test_triggers_as_json_lines_are_all_triggers_in_order(built, tmp_path):
     index = open_index(built)
     wanted = [trigger.as_dict() for view in index for trigger in (*view.triggers, *view.negative_triggers)]
     assert lines(tmp_path / "t.jsonl") == wanted
-    assert len(wanted) == index.counts["triggers"]
+    assert len(wanted) == index.counts.triggers
     assert set(wanted[0]) == {
         "cell", "layer", "index", "sign", "rank", "coefficient", "sentence", "position", "prefix", "next",
     }  # fmt: skip

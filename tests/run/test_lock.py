@@ -13,19 +13,20 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ffmem import build_index
 from ffmem.errors import RunError
 from ffmem.indexing.crew import Crew
+from ffmem.progress import Reporter
 from ffmem.run import lock
 from ffmem.run.folder import RunFolder
-from ffmem.run.lock import WRITER, Claim
+from ffmem.run.lock import WRITER, WriterFile
 from ffmem.run.store import ObjectStore, store_at
 from tests.shelf import BUCKET, s3_store
 
-BEAT, PATIENCE = 0.1, 1.0
+RENEWED_EVERY, GONE_AFTER = 0.1, 1.0
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", BEAT)
-    monkeypatch.setattr(lock, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(lock, "RENEWED_EVERY", RENEWED_EVERY)
+    monkeypatch.setattr(lock, "GONE_AFTER", GONE_AFTER)
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +49,15 @@ def written(folder, name, text):
         path.write_text(text)
 
 
-def left_behind(url, told=b'{"host": "far", "process": 7, "id": "other", "beats": 3}'):
+def left_behind(url, told=b'{"host": "far", "process": 7, "id": "other", "renewals": 3}'):
     """What a writer leaves that was killed."""
     store_at(url).put(WRITER, told)
 
 
 def taken_over(folder, url, monkeypatch):
     """What a writer finds that was out of reach for so long that another took over; its last sign of life is in time."""
-    monkeypatch.setattr(folder._claim.store, "put", lambda *_: None)
-    time.sleep(2 * BEAT)
+    monkeypatch.setattr(folder._writer_file.store, "put", lambda *_: None)
+    time.sleep(2 * RENEWED_EVERY)
     left_behind(url)
 
 
@@ -73,7 +74,7 @@ def test_in_a_store_the_second_writer_sees_that_the_first_lives_and_is_refused(u
         began = time.monotonic()
         with pytest.raises(RunError, match=r"another process is writing this run \(process \d+ on .+\); wait for it"):
             two.locked().__enter__()
-        assert time.monotonic() - began < PATIENCE
+        assert time.monotonic() - began < GONE_AFTER
         written(one, "work/a.txt", "mine")  # the first goes on
     assert one.names("") == ["work/a.txt"]  # nothing is left of the lock
     with two.locked():
@@ -87,7 +88,7 @@ def test_the_lock_is_given_back_when_writing_fails_or_is_stopped(url):
         assert not RunFolder(url).exists(WRITER)
 
 
-@pytest.mark.parametrize("told", [b'{"host": "far", "process": 7, "id": "other", "beats": 3}', b"not json", b"[1]"])
+@pytest.mark.parametrize("told", [b'{"host": "far", "process": 7, "id": "other", "renewals": 3}', b"not json", b"[1]"])
 def test_a_lock_that_a_killed_writer_left_is_taken_over_after_a_while(url, told, monkeypatch, capsys):
     monkeypatch.setattr("ffmem.progress.PATIENCE", 0.0)
     monkeypatch.setattr("ffmem.progress.PLAIN_EVERY", 0.0)
@@ -95,7 +96,7 @@ def test_a_lock_that_a_killed_writer_left_is_taken_over_after_a_while(url, told,
     began = time.monotonic()
     folder = RunFolder(url)
     with folder.locked():
-        assert time.monotonic() - began >= PATIENCE
+        assert time.monotonic() - began >= GONE_AFTER
         assert json.loads(folder.read_bytes(WRITER))["id"] != "other"
         written(folder, "a.txt", "mine")
     assert folder.names("") == ["a.txt"]
@@ -106,26 +107,22 @@ def test_a_lock_that_a_killed_writer_left_is_taken_over_after_a_while(url, told,
 def test_a_lock_that_is_given_back_meanwhile_is_free_at_once(url):
     left_behind(url)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: (time.sleep(2 * BEAT), store_at(url).remove(WRITER)))
+        pool.submit(lambda: (time.sleep(2 * RENEWED_EVERY), store_at(url).remove(WRITER)))
         began = time.monotonic()
         with RunFolder(url).locked():
-            assert time.monotonic() - began < PATIENCE
+            assert time.monotonic() - began < GONE_AFTER
 
 
 def test_of_many_that_come_at_once_one_becomes_the_writer(url):
-    claims = [Claim(store_at(url)) for _ in range(8)]
+    writers = [WriterFile(store_at(url)) for _ in range(8)]
 
-    def takes(claim):
-        try:
-            claim.take()
-        except RunError:
-            return False
-        return True
+    def takes(writer):
+        return writer.take(Reporter("waiting", quiet=True))
 
-    with ThreadPoolExecutor(len(claims)) as pool:
-        assert sum(pool.map(takes, claims)) == 1
-    for claim in claims:
-        claim.release()
+    with ThreadPoolExecutor(len(writers)) as pool:
+        assert sum(pool.map(takes, writers)) == 1
+    for writer in writers:
+        writer.release()
     assert not RunFolder(url).exists(WRITER)
 
 
@@ -135,29 +132,25 @@ def test_of_many_that_wait_for_the_same_lock_one_becomes_the_writer(url, own, mo
     remove = ObjectStore.remove
 
     def slow(store, name):
-        time.sleep(BEAT / 8)
+        time.sleep(RENEWED_EVERY / 8)
         remove(store, name)
 
     monkeypatch.setattr(ObjectStore, "remove", slow)
-    held = Claim(store_at(url))
+    held = WriterFile(store_at(url))
     if own:
-        held.take()
+        held.take(Reporter("waiting", quiet=True))
     else:
         left_behind(url)
-    claims = [Claim(store_at(url)) for _ in range(6)]
+    writers = [WriterFile(store_at(url)) for _ in range(6)]
 
     def takes(number):
-        time.sleep(number * BEAT / 40)
-        try:
-            claims[number].take()
-        except RunError:
-            return False
-        return True
+        time.sleep(number * RENEWED_EVERY / 40)
+        return writers[number].take(Reporter("waiting", quiet=True))
 
-    with ThreadPoolExecutor(len(claims)) as pool:
-        assert sum(pool.map(takes, range(len(claims)))) == (0 if own else 1)
-    for claim in (held, *claims):
-        claim.release()
+    with ThreadPoolExecutor(len(writers)) as pool:
+        assert sum(pool.map(takes, range(len(writers)))) == (0 if own else 1)
+    for writer in (held, *writers):
+        writer.release()
     assert not RunFolder(url).exists(WRITER)
 
 
@@ -183,7 +176,7 @@ def test_a_writer_that_was_taken_for_dead_ends_at_its_next_sign_of_life_even_if_
     folder = RunFolder(url)
     with folder.locked():
         taken_over(folder, url, monkeypatch)
-        time.sleep(PATIENCE / 2)
+        time.sleep(GONE_AFTER / 2)
         with pytest.raises(RunError, match="process 7 on far writes this run now"):
             folder.check_writer()
 
@@ -204,7 +197,7 @@ def test_workers_write_in_the_name_of_whoever_leads_and_no_longer(url, tmp_path,
 @pytest.mark.parametrize("url", ["s3"], indirect=True)  # no other process has this one's memory
 def test_workers_of_a_writer_that_was_taken_for_dead_keep_nothing_more(gpt2_folder, url, text_file, monkeypatch):
     """The one who took over would find their states in place of its own."""
-    monkeypatch.setattr(lock, "BEAT", 60.0)  # so that no sign of life comes after that
+    monkeypatch.setattr(lock, "RENEWED_EVERY", 60.0)  # so that no sign of life comes after that
     kept = []
 
     def heard(crew, member, answer, folder, manifest, hear=Crew._heard):
@@ -241,16 +234,16 @@ def test_a_store_that_cannot_put_on_a_condition_is_asked_whether_there_is_a_writ
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", without_conditions)
     assert store.create(WRITER, b"{}") is not there
-    assert store.exists(WRITER)
+    assert store.size(WRITER) == 2
     store.remove(WRITER)
 
 
 def test_a_writer_that_cannot_be_reached_for_long_ends_even_if_it_puts_no_file(url, monkeypatch):
     folder = RunFolder(url)
     with folder.locked():
-        monkeypatch.setattr(folder._claim.store, "read_bytes", failing)
+        monkeypatch.setattr(folder._writer_file.store, "read_bytes", failing)
         folder.check_writer()  # not for long yet
-        time.sleep(PATIENCE + 2 * BEAT)
+        time.sleep(GONE_AFTER + 2 * RENEWED_EVERY)
         with pytest.raises(RunError, match="the network is down"):
             folder.check_writer()
         monkeypatch.undo()
@@ -261,10 +254,10 @@ def test_leaving_waits_for_no_store_that_hangs(url, monkeypatch):
     folder = RunFolder(url)
     with folder.locked():
         hanging = threading.Event()
-        monkeypatch.setattr(folder._claim.store, "read_bytes", lambda name: hanging.wait(20) and b"{}")
-        time.sleep(2 * BEAT)
+        monkeypatch.setattr(folder._writer_file.store, "read_bytes", lambda name: hanging.wait(20) and b"{}")
+        time.sleep(2 * RENEWED_EVERY)
         began = time.monotonic()
-    assert time.monotonic() - began < 10 * BEAT
+    assert time.monotonic() - began < 10 * RENEWED_EVERY
     hanging.set()
 
 
@@ -275,8 +268,8 @@ def failing(*_):
 def test_a_store_that_fails_for_a_moment_loses_nobody_the_lock(url, monkeypatch):
     folder = RunFolder(url)
     with folder.locked():
-        claim = folder._claim
-        put = claim.store.put
+        writer = folder._writer_file
+        put = writer.store.put
         failures = iter([True, True])
 
         def unsure(name, data):
@@ -284,11 +277,11 @@ def test_a_store_that_fails_for_a_moment_loses_nobody_the_lock(url, monkeypatch)
                 failing()
             put(name, data)
 
-        monkeypatch.setattr(claim.store, "put", unsure)
-        before = json.loads(folder.read_bytes(WRITER))["beats"]
+        monkeypatch.setattr(writer.store, "put", unsure)
+        before = json.loads(folder.read_bytes(WRITER))["renewals"]
         deadline = time.monotonic() + 5
-        while json.loads(folder.read_bytes(WRITER))["beats"] < before + 3 and time.monotonic() < deadline:
-            time.sleep(BEAT)
+        while json.loads(folder.read_bytes(WRITER))["renewals"] < before + 3 and time.monotonic() < deadline:
+            time.sleep(RENEWED_EVERY)
         assert next(failures, None) is None
         written(folder, "a.txt", "mine")
 

@@ -84,7 +84,7 @@ def test_everything_prints_itself_shortly(index, llama, built):
     assert len(repr(long)) < 150
     assert "the end\\n\\u202e' ▸ '\\x1b[31m'" in repr(long)
     said = view.value.top(1)[0]
-    assert repr(said) == f"Said(“{said.token}” {said.probability:.2g} z {said.z:.1f})"
+    assert repr(said) == f"TokenProbability(“{said.token}” {said.probability:.2g} z {said.z:.1f})"
     assert repr(view.value).startswith(f"Value(L2D3: promotes “{said.token}”")
     assert repr(view.stats).startswith("CellStatistics(active ")
     assert all("\n" not in repr(one) for one in (view.value, view.stats, said, view.triggers[0]))

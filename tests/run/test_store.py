@@ -101,7 +101,7 @@ def test_files_are_written_listed_read_and_deleted_by_name(place):
     folder.remove("work/a.arrow", "work/a/c")
     folder.remove("work/a.arrow", "work/a/c")
     assert folder.names("") == ["worked"]
-    assert folder.files.entries() == {"worked"}
+    assert folder.store.entries() == {"worked"}
     for ask in (folder.file, folder.read_bytes, folder.size, lambda name: folder.reading(name).__enter__()):
         with pytest.raises(FileNotFoundError):
             ask("work/b")
@@ -135,6 +135,26 @@ def test_a_file_is_fetched_once(url, monkeypatch):
     put(folder, "manifest.json", b"{}")
     assert folder.file("manifest.json").read_bytes() == b"{}"
     assert len(asked) == 1  # its writer has it
+
+
+def test_the_parts_of_a_run_are_listed_once(url, monkeypatch):
+    folder = RunFolder(url)
+    for name in ("triggers.arrow", "work/state-0.safetensors", "results/activity.json", "mine.txt"):
+        put(folder, name, b"x")
+    fs, _ = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    asked = []
+    monkeypatch.setattr(
+        fs, "find", lambda *names, find=fs.find, **options: (asked.append(names), find(*names, **options))[1]
+    )
+    assert folder.parts() == ["results/activity.json", "triggers.arrow", "work/state-0.safetensors"]
+    assert len(asked) == 1
+
+
+def test_the_first_bytes_of_a_file_are_read_alone(place):
+    folder = RunFolder(place)
+    put(folder, "work/a", bytes(range(100)))
+    assert folder.read_bytes("work/a", 3) == b"\0\1\2"
+    assert folder.read_bytes("work/a", 1000) == folder.read_bytes("work/a") == bytes(range(100))
 
 
 def test_what_others_write_is_seen_at_once(url):

@@ -116,8 +116,8 @@ def test_the_folder_loads_as_a_model_and_can_be_indexed(whole, text, tmp_path):
     model = ffmem.load_model(whole, device="cpu")
     assert str(model).endswith("64 cells in 2 layers, torch.float32 on cpu)")
     index = ffmem.build_index(model, text, out=tmp_path / "run", top=3, quiet=True)
-    assert index.counts["cells"] == 64
-    assert index.counts["triggers"] > 64
+    assert index.counts.cells == 64
+    assert index.counts.triggers > 64
 
 
 def test_the_card_tells_how_the_model_was_made_and_its_perplexity_is_that_of_the_loaded_model(whole, text):

@@ -31,7 +31,8 @@ from ffmem.cli.options import (
     say_json,
     some_layers,
 )
-from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
+from ffmem.cli.words import info_lines, result_lines, show_json
+from ffmem.text import shown_size
 
 if TYPE_CHECKING:
     from ffmem.indexing.estimate import Estimate
@@ -223,9 +224,9 @@ def index(
     counts = built.counts
     note(
         quiet,
-        f"{out}{'' if announced else ', complete already'}: {counts['triggers']:,} triggers of {counts['cells']:,} cells "
-        f"from {counts['tokens']:,} tokens, "
-        f"{gigabytes(built.folder.disk_use())}. Next: ffmem values {out}; ffmem show {out} L1D0",
+        f"{out}{'' if announced else ', complete already'}: {counts.triggers:,} triggers of {counts.cells:,} cells "
+        f"from {counts.tokens:,} tokens, "
+        f"{shown_size(built.folder.disk_use())}. Next: ffmem values {out}; ffmem show {out} L1D0",
     )
 
 
@@ -419,7 +420,7 @@ def experiments(
             say_json(result.as_dict())
         else:
             say("\n".join(result_lines(result)))
-    note(quiet, f"kept in {opened.folder.place(RESULTS)}{f'/{control}' if control else ''}")
+    note(quiet, f"kept in {opened.folder.location(RESULTS)}{f'/{control}' if control else ''}")
 
 
 @app.command()
@@ -449,7 +450,7 @@ def report(
     page = write(run, out)
     folder, name = folder_of(page)
     regular = not isinstance(page, Path) or page.is_file()  # else a device or a pipe
-    size = f" ({gigabytes(folder.size(name))})" if regular else ""
+    size = f" ({shown_size(folder.size(name))})" if regular else ""
     beside = "; figures beside it" if regular and folder.names(figures_beside(name, out)) else ""
     note(quiet, f"{page}{size}{beside}")
 
@@ -578,7 +579,7 @@ def convert(
 
     note(quiet, f"reading {source}")
     folder = write(source, out, rows8=rows8)
-    size = gigabytes(sum(file.stat().st_size for file in folder.iterdir()))
+    size = shown_size(sum(file.stat().st_size for file in folder.iterdir()))
     note(quiet, f"{folder}: {size}. Next: ffmem index {folder} TEXT -o RUN")
 
 
@@ -609,7 +610,7 @@ def demo(
 
 def _announce(name: str, estimate: Estimate) -> None:
     tokens = "an unknown number of" if estimate.tokens is None else f"about {estimate.tokens:,}"
-    disk, work = gigabytes(estimate.run_bytes), gigabytes(estimate.work_bytes)
+    disk, work = shown_size(estimate.run_bytes), shown_size(estimate.work_bytes)
     size = f"the run will take up to {disk} of disk, and {work} more while it is built"
     note(False, f"{name}: {estimate.cells:,} cells; {tokens} tokens; {size}")
 

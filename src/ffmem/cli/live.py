@@ -167,4 +167,4 @@ def causal(
         say_json(result.as_dict())
     else:
         say("\n".join(causal_lines(result)))
-    note(quiet, f"kept in {RunFolder(run).place(RESULTS)}")
+    note(quiet, f"kept in {RunFolder(run).location(RESULTS)}")

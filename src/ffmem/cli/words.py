@@ -5,28 +5,16 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from ffmem.text import visible
+from ffmem.text import shown_size, visible
 
 if TYPE_CHECKING:
     from ffmem.run.manifest import Settings, ValueFacts
-    from ffmem.run.reader import CellView, Index, Said
+    from ffmem.run.reader import CellView, Index, TokenProbability
     from ffmem.run.results import Result
 
 
 SHOWN = 10
 """Tokens of a value, on each side."""
-
-
-def gigabytes(size: int) -> str:
-    """A size for people.
-
-    >>> gigabytes(2_340_000)
-    '2.3 MB'
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"
 
 
 def show_json(view: CellView, top: int | None) -> dict[str, Any]:
@@ -54,7 +42,7 @@ def show_json(view: CellView, top: int | None) -> dict[str, Any]:
     }
 
 
-def _said(said: Said) -> dict[str, Any]:
+def _said(said: TokenProbability) -> dict[str, Any]:
     """A token that a value promotes or suppresses; a z that is no number is null."""
     return vars(said) | {"z": said.z if said.z is not None and isfinite(said.z) else None}
 
@@ -80,7 +68,7 @@ def info_lines(index: Index, disk: int) -> list[str]:
         f"{counts.sentences_kept:,} sentences kept",
         "statistics": f"{settings.measured}; {counts.measured_tokens:,} tokens measured",
         "values": _values_text(manifest.values) if manifest.values else f"none: ffmem values {index.path}",
-        "disk": gigabytes(disk),
+        "disk": shown_size(disk),
         "made with": ", ".join(f"{name} {version}" for name, version in manifest.environment.items()),
     }
     return [visible(f"{name:<11}{text}") for name, text in lines.items()]

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ffmem.corpus.files import unchanged
-from ffmem.corpus.record import MAX_RECORD, listed, shown_size, text_of, too_large
+from ffmem.corpus.record import MAX_RECORD, listed, text_of, too_large
 from ffmem.errors import CorpusError
-from ffmem.text import beginning, visible
+from ffmem.text import beginning, shown_size, visible
 
 ROWS = 64
 """Rows that are read together. A page, which can only be unpacked whole, may be as large as so many records may be."""

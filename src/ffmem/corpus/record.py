@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ffmem.errors import CorpusError
-from ffmem.text import beginning, quoted, visible
+from ffmem.text import beginning, quoted, shown_size, visible
 
 MAX_RECORD = 10_000_000
 """Bytes of a record, by default: longer than any book, and short enough to be held many times."""
@@ -29,18 +29,6 @@ def parse_size(size: str | int) -> int:
         ends = " to ".join(map(shown_size, (SMALLEST, LARGEST)))
         raise CorpusError(f"expected max-record from {ends}, such as 16MB, found {quoted(str(size))}")
     return found
-
-
-def shown_size(size: int) -> str:
-    """A size for people.
-
-    >>> shown_size(10_000_000), shown_size(1536), shown_size(100)
-    ('10 MB', '1.54 kB', '100 bytes')
-    """
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} bytes"
 
 
 def too_large(where: str, what: str, limit: int) -> CorpusError:

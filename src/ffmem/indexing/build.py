@@ -179,7 +179,7 @@ def build_index(
             if manifest is None:
                 manifest = new_manifest(subject, plan, resolved)
                 folder.clear()
-            elif damaged := checkpoint.mend(folder, manifest.origin):
+            elif damaged := checkpoint.mend(folder, manifest.provenance):
                 folder.log("damaged", files=damaged)
                 names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
                 if not quiet:
@@ -358,8 +358,8 @@ class _Run:
         kept = checkpoint.kept(self.folder)
         if list(kept) != list(range(len(kept))) or not (kept and kept[len(kept) - 1].span.last):
             raise RunError(
-                f"{self.folder.place(WORK)}: not all shards are there that were kept: another process may have written this "
-                "run meanwhile; give the same command again"
+                f"{self.folder.location(WORK)}: not all shards are there that were kept: another process may have written "
+                "this run meanwhile; give the same command again"
             )
         cpu = torch.device("cpu")
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, cpu))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -295,13 +296,12 @@ def _own_files(number: int) -> tuple[str, str]:
 def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
     """What a sealed file tells of itself, without its tensors, which are compared when they are used."""
     try:
-        with folder.reading(name) as path:
-            return read_facts(path)
+        return read_facts(partial(folder.read_bytes, name))
     except SealError as error:
         raise _damaged(folder, name, error) from error
 
 
 def _damaged(folder: RunFolder, name: str, why: object) -> RunError:
     return RunError(
-        f"{folder.place(name)}: missing or damaged ({why}); give the same command again: what it held is read again"
+        f"{folder.location(name)}: missing or damaged ({why}); give the same command again: what it held is read again"
     )

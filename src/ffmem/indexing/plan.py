@@ -15,6 +15,7 @@ from ffmem.indexing.provenance import GPU_SHARE, LAYER_BYTES, SHARD_TOKENS, auto
 from ffmem.indexing.rates import HostRate, Rate, measured_rates, nearest
 from ffmem.model.shape import Shape, shape_of
 from ffmem.run.histogram import BINS
+from ffmem.text import shown_size
 
 GPU_MEMORY = 141
 """Gigabytes of an H200."""
@@ -128,16 +129,16 @@ class Plan:
             ("time to read", _duration(time.reading)),
             ("time to finish", _duration(time.finishing)),
             ("cores for the text", f"{max(1, ceil(time.text_cores)):,}"),
-            ("GPU memory, weights", _size(memory.weights)),
-            ("GPU memory, state", _size(memory.state)),
-            ("GPU memory, a batch", f"{_size(memory.activations)} for {memory.batch_tokens:,} tokens"),
-            ("GPU memory in all", f"{_size(memory.whole)} a worker: {_gpus(memory.gpus)}"),
-            ("host memory", f"{_size(memory.host)} a worker, {_size(2 * network.checkpoint)} to finish"),
-            ("disk, the run", f"at most {_size(disk.run_bytes)}"),
-            ("disk, while it is built", f"{_size(disk.work_bytes)} more"),
-            ("network, text", f"{_size(network.text)} to the workers"),
-            ("network, checkpoints", f"{_size(network.written)}, {_size(network.checkpoint)} or more a shard"),
-            ("network, to finish", _size(network.merged)),
+            ("GPU memory, weights", shown_size(memory.weights)),
+            ("GPU memory, state", shown_size(memory.state)),
+            ("GPU memory, a batch", f"{shown_size(memory.activations)} for {memory.batch_tokens:,} tokens"),
+            ("GPU memory in all", f"{shown_size(memory.whole)} a worker: {_gpus(memory.gpus)}"),
+            ("host memory", f"{shown_size(memory.host)} a worker, {shown_size(2 * network.checkpoint)} to finish"),
+            ("disk, the run", f"at most {shown_size(disk.run_bytes)}"),
+            ("disk, while it is built", f"{shown_size(disk.work_bytes)} more"),
+            ("network, text", f"{shown_size(network.text)} to the workers"),
+            ("network, checkpoints", f"{shown_size(network.written)}, {shown_size(network.checkpoint)} or more a shard"),
+            ("network, to finish", shown_size(network.merged)),
             (
                 "--shard-tokens",
                 f"{self.shard_tokens:,}: {_duration(time.shard)}, a checkpoint is "
@@ -186,8 +187,8 @@ def plan(
     memory = _memory(shape, top, signs, stats, gpu_memory, device, dtype)
     if memory.gpus > gpus:
         raise FfmemError(
-            f"{shape.name} takes {_size(memory.whole)}, which is {memory.gpus} GPUs of {gpu_memory:g} GB, found {gpus}: "
-            "plan with more --gpus or a larger --gpu-memory"
+            f"{shape.name} takes {shown_size(memory.whole)}, which is {memory.gpus} GPUs of {gpu_memory:g} GB, found "
+            f"{gpus}: plan with more --gpus or a larger --gpu-memory"
         )
     workers = gpus // memory.gpus
     flops = shape.flops(round(length)) * (1 + 1 / length) / (1 - padding)
@@ -307,13 +308,6 @@ def _figures(value: int | float) -> str:
     ('2,800', '1,200,000')
     """
     return f"{float(f'{value:.2g}'):,.0f}"
-
-
-def _size(size: int | float) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size / 1e3:.3g} kB"
 
 
 def _duration(seconds: int | float) -> str:

@@ -86,7 +86,7 @@ class Worker:
         else:
             self.covered = [*self.covered, shard.number]
         counted = {"padded": padded, "read_again": _overflows(collectors) - before}
-        name, origin = None if damaged else self.name, self.manifest.origin
+        name, origin = None if damaged else self.name, self.manifest.provenance
         self._written = self._writer.submit(
             checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, origin
         )

@@ -219,7 +219,7 @@ def _notes(index: Index, found: list[Gathered], asked: int, quantile: float) -> 
             notes.append(f"{one.cell}: {others} of {used} prefixes matched by length alone")
         if unmatched := sum(pair.matched is None for pair in one.pairs):
             notes.append(f"{one.cell}: {unmatched} of {used} prefixes without a match")
-    measured = index.counts["measured_tokens"]
+    measured = index.counts.measured_tokens
     if measured * (1 - quantile) < 1:
         notes.append(f"the run measured {measured:,} tokens: the {quantile:.1%} quantile is about the largest of them")
     return notes

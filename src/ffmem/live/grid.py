@@ -14,16 +14,16 @@ from ffmem.live.contributions import contributions
 from ffmem.live.place import Standing, case_of, plain
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
-from ffmem.run.reader import Said
+from ffmem.run.reader import TokenProbability
 
 
 @dataclass(frozen=True)
 class Tile:
     """One layer at one position."""
 
-    r: Said
-    y: Said
-    o: Said
+    r: TokenProbability
+    y: TokenProbability
+    o: TokenProbability
     case: str
     final: Standing
     """How o stands to what the model says at this position."""
@@ -74,7 +74,9 @@ def grid_of(model: MemoryModel, flows: list[Flow], tokens: tuple[str, ...], targ
     rows = []
     for top, likely, (own, theirs), share in zip(ids, probabilities, standings, parts.layers, strict=True):
         said = {
-            name: [Said(texts[id], id, p) for id, p in zip(top[name].tolist(), likely[name].tolist(), strict=True)]
+            name: [
+                TokenProbability(texts[id], id, p) for id, p in zip(top[name].tolist(), likely[name].tolist(), strict=True)
+            ]
             for name in ("r", "y", "o")
         }
         attention, ffn = share.attention.sum(0).tolist(), (share.cells + share.value_bias).sum(0).tolist()

@@ -9,7 +9,7 @@ import torch
 from ffmem.cells import Cell, Sign, Trigger, sign_of
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
-from ffmem.run.reader import Index, Said
+from ffmem.run.reader import Index, TokenProbability
 
 SHOWN = 5
 """Tokens of a value."""
@@ -22,7 +22,7 @@ class Known:
         self.model, self.index = model, index
         self._stored = index is not None and index.has_values
         self._norm = index is not None and index.manifest.values is not None and index.manifest.values.norm
-        self._values: dict[tuple[Cell, Sign], tuple[Said, ...]] = {}
+        self._values: dict[tuple[Cell, Sign], tuple[TokenProbability, ...]] = {}
 
     def prepare(self, cells: Iterable[tuple[Cell, float]]) -> None:
         """Look up what some cells say at these coefficients: what no run has is projected in one go, as the run's were.
@@ -43,12 +43,14 @@ class Known:
         found = self.model.vocabulary.extremes(signed, SHOWN, norm=self._norm)
         texts = token_texts(self.model, found.promoted.flatten().tolist())
         columns = (found.promoted, found.promoted_log_prob.exp(), found.promoted_z)
-        said = [Said(*one) for one in zip(texts, *(column.flatten().tolist() for column in columns), strict=True)]
+        said = [
+            TokenProbability(*one) for one in zip(texts, *(column.flatten().tolist() for column in columns), strict=True)
+        ]
         width = found.promoted.shape[1]
         for at, key in enumerate(live):
             self._values[key] = tuple(said[at * width : (at + 1) * width])
 
-    def value(self, cell: Cell, coefficient: float) -> tuple[Said, ...]:
+    def value(self, cell: Cell, coefficient: float) -> tuple[TokenProbability, ...]:
         """What v promotes most, or -v where the coefficient is negative: what the cell then adds to the stream."""
         self.prepare([(cell, coefficient)])
         return self._values[cell, sign_of(coefficient)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ffmem.cells import Cell, Sign, Trigger, sign_of
 from ffmem.live import trace_pages
-from ffmem.run.reader import Said
+from ffmem.run.reader import TokenProbability
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Standing:
 class Reading:
     """What r, y or o of a layer says, behind the norms that follow."""
 
-    top: tuple[Said, ...]
+    top: tuple[TokenProbability, ...]
     final: Standing
     """of the model's own prediction"""
     target: Standing | None
@@ -47,7 +47,7 @@ class CellPart:
     cell: Cell
     coefficient: float
     contribution: Amount
-    value: tuple[Said, ...]
+    value: tuple[TokenProbability, ...]
     """What the cell's value promotes most; with a negative coefficient, what -v does, which is what it adds."""
     trigger: Trigger | None = None
     """What fires the cell most, in a run (of a negative coefficient: what drives it furthest below zero)."""
@@ -91,7 +91,7 @@ class Outvoted:
     """A layer in which memories promise the true next token, and the layer's sum does not."""
 
     layer: int
-    said: Said
+    said: TokenProbability
     """What the layer's y puts first."""
     cells: tuple[CellPart, ...]
     """Active cells whose value, with the sign of the coefficient, puts the true token first; contributions to it."""
@@ -106,11 +106,11 @@ class Place:
     position: int
     """In the prompt, from 0."""
     prefix: str
-    next: Said | None
+    next: TokenProbability | None
     """The token that follows in the prompt, or the target at its end, and what the model gives it."""
-    final: Said
+    final: TokenProbability
     """The model's own prediction."""
-    token: Said
+    token: TokenProbability
     """The token that contributions are of: the target, else the model's own prediction."""
     rank: int
     """Of that token in the model's prediction."""
@@ -173,7 +173,7 @@ def plain(value: Any) -> Any:
         return plain({"total": value.total} | value.scores)
     if isinstance(value, Trigger):
         return plain(value.as_dict())
-    if isinstance(value, Said) and value.z is None:  # a prediction's, where only a value's tokens have one
+    if isinstance(value, TokenProbability) and value.z is None:  # a prediction's, where only a value's tokens have one
         return plain({"token": value.token, "id": value.id, "probability": value.probability})
     if is_dataclass(value):
         return {part.name: plain(getattr(value, part.name)) for part in fields(value)}

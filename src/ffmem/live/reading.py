@@ -18,7 +18,7 @@ from ffmem.live.outvoted import Vote, Votes, outvoted
 from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place, Reading, Standing, amount, case_of
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
-from ffmem.run.reader import Said
+from ffmem.run.reader import TokenProbability
 
 PREDICTIONS = 5
 """Tokens that are kept of what r, y and o say."""
@@ -72,7 +72,7 @@ class _Reader:
 
     def reading(self, layer: int, which: int, row: int) -> Reading:
         at = ((layer - 1) * 3 + which) * self.n + row
-        said = tuple(Said(self.texts[id], id, p) for id, p in self.top[at])
+        said = tuple(TokenProbability(self.texts[id], id, p) for id, p in self.top[at])
         return Reading(said, self.final_standing[at], self.target_standing[at])
 
     def case(self, layer: int, row: int) -> str:
@@ -196,8 +196,8 @@ def _error(parts: Contributions, row: int, of: str) -> float:
     return max(misses)
 
 
-def _said(model: MemoryModel, id: int, log_prob: Tensor) -> Said:
-    return Said(token_texts(model, [id])[0], id, float(log_prob.exp()))
+def _said(model: MemoryModel, id: int, log_prob: Tensor) -> TokenProbability:
+    return TokenProbability(token_texts(model, [id])[0], id, float(log_prob.exp()))
 
 
 def _amount(tensor: Tensor, row: int, names: tuple[str, ...]) -> Amount:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ffmem.live.grid import Grid, Tile
     from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place
     from ffmem.live.trace import Trace
-    from ffmem.run.reader import Said
+    from ffmem.run.reader import TokenProbability
 
 WIDTH = 100
 """Columns of a terminal."""
@@ -155,7 +155,7 @@ def _votes(cells: Sequence[CellPart]) -> str:
     return (shown or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _said(said: Said) -> str:
+def _said(said: TokenProbability) -> str:
     return f"{shown_token(said.token)} {said.probability:.2g}"
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ffmem.atomic import atomic_folder
 from ffmem.errors import ModelError
 from ffmem.model.adaptive import rows
 from ffmem.model.adaptive.network import AdaptiveLM
@@ -37,12 +32,11 @@ def convert(source: str | Path, out: str | Path, *, rows8: bool = False) -> Path
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)  # of a GGUF file, whose weights are plain numbers by now
     try:
-        with _apart(target) as folder:
+        with atomic_folder(target) as folder:
             try:
                 _write(folder, model, tokenizer, rows8)
             except Exception as error:  # safetensors has an I/O error of its own, which names no file
                 raise ModelError(f"{_last(folder, target)}: the model could not be written there ({error})") from error
-            folder.rename(target)  # fails where someone made a folder with files, or a file, meanwhile
     except OSError as error:
         raise ModelError(f"{target}: the model could not be written there ({error})") from error
     return target
@@ -60,59 +54,6 @@ def _write(folder: Path, model: Any, tokenizer: Any, rows8: bool) -> None:
 
 
 def _last(folder: Path, target: Path) -> Path:
-    """The file that was being written, by the name that it would have had."""
+    """The file in `folder` that was written last, by the name that it would have had in `target`."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return target / max(files, key=lambda path: path.stat().st_mtime_ns).relative_to(folder) if files else target
-
-
-# ---- a folder that is seen by nobody until it is whole
-
-
-@contextmanager
-def _apart(target: Path) -> Iterator[Path]:
-    """A hidden folder beside the target, which is gone afterwards, renamed or not; those that died are cleared first.
-
-    A process holds its folder locked as long as it lives, so that one without a lock has nobody.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for path in target.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(target.name)}\.converting-[0-9a-f]{{8}}", path.name) and not path.is_symlink():
-            with _locked(path) as ours:
-                if ours:
-                    shutil.rmtree(path, ignore_errors=True)
-    while True:
-        folder = target.with_name(f".{target.name}.converting-{uuid.uuid4().hex[:8]}")
-        try:
-            folder.mkdir()
-            with _locked(folder) as ours:
-                if ours is not False:  # else another conversion took it for a left-over before it was locked
-                    yield folder
-                    return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool | None]:
-    """Whether this folder is there and now held by this process alone; None where that cannot be known."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except ImportError:  # Windows has no flock
-        yield None
-        return
-    except OSError:  # it is gone, or not ours to open
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours: bool | None = folder.exists()
-        except BlockingIOError:
-            ours = False
-        except OSError:  # a file system without locks
-            ours = None
-        yield ours
-    finally:
-        os.close(handle)

@@ -68,7 +68,7 @@ def save_figures(index: Index, folder: str | Path) -> list[Path | str]:
             for ending, data in (("svg", svg(chart).encode()), ("png", png(chart))):
                 with target.writing(f"{name}.{ending}") as path:
                     path.write_bytes(data)
-                made.append(target.place(f"{name}.{ending}"))
+                made.append(target.location(f"{name}.{ending}"))
     return made
 
 

@@ -29,13 +29,13 @@ def report(run: str | Path | Index, out: str | Path | None = None) -> Path | str
     """
     index = run if isinstance(run, Index) else open_index(run)
     folder, name = (index.folder, PAGE) if out is None else folder_of(out)
-    page = folder.place(name)
+    page = folder.location(name)
     if isinstance(page, Path) and page.is_dir():
         raise FfmemError(f"expected a file for the page, found a folder at {page}: try {page / PAGE}")
     refuse_part(page, but=PAGE)
     html = render(index)
     if not (isinstance(page, Path) and page.exists() and not page.is_file()):  # beside a device or a pipe lies nothing
-        save_figures(index, folder.place(figures_beside(name, out)))
+        save_figures(index, folder.location(figures_beside(name, out)))
     folder.sweep()
     with folder.writing(name) as path:
         path.write_text(html, "utf-8", "backslashreplace")

@@ -57,8 +57,8 @@ def what_was_run(index: Index, results: Results, controls: Results) -> Raw:
         "shape": f"{model.layers} layers, d {model.d:,}, {a_layer} cells a layer, {model.vocabulary:,} tokens",
         "precision": f"{model.dtype} on {model.device}",
         "indexed text": ", ".join(manifest.corpus.sources),
-        "read": f"{counts['records']:,} records, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens",
-        "indexed": f"{counts['cells']:,} cells in {layers}; {counts['triggers']:,} triggers, at most "
+        "read": f"{counts.records:,} records, {counts.sentences:,} sentences, {counts.tokens:,} tokens",
+        "indexed": f"{counts.cells:,} cells in {layers}; {counts.triggers:,} triggers, at most "
         f"{settings.top} a cell, distinct by {settings.distinct}, {negative} negative ones",
         "sentences": f"unit {settings.unit}, beginning-of-sentence token {'first' if settings.bos else 'not fed'}",
     }

@@ -14,12 +14,12 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ffmem.atomic import atomic_file, sweep
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.run.folder import folder_of, refuse_part
 from ffmem.run.reader import CellView, Index, open_index
 from ffmem.run.store import is_url, store_at
-from ffmem.run.whole import sweep, whole
 
 FORMATS = ("jsonl", "csv", "parquet")
 Row = dict[str, Any]
@@ -61,13 +61,13 @@ def cell_rows(index: Index) -> Iterator[Row]:
 
 def cell_row(view: CellView) -> Row:
     row: Row = {"cell": view.name, "layer": view.cell.layer, "index": view.cell.index}
-    row["triggers"] = view._facts["positive_triggers"]
-    row["negative_triggers"] = view._facts["negative_triggers"]
+    row["triggers"] = view.facts["positive_triggers"]
+    row["negative_triggers"] = view.facts["negative_triggers"]
     if view.index.manifest.settings.has_stats:
         row |= view.stats.as_dict()
     if view.index.has_values:
-        said = view.value.top(1)[0]
-        row |= {"value_top": said.token, "value_top_z": said.z, "value_max_probability": said.probability}
+        best = view.value.top(1)[0]
+        row |= {"value_top": best.token, "value_top_z": best.z, "value_max_probability": best.probability}
         row["value_norm"] = view.value.norm
     return row
 
@@ -126,7 +126,7 @@ def _output(out: str | Path | None) -> Iterator[IO[bytes]]:
         return
     target = Path(store_at(out).path)
     sweep(target.parent)
-    with whole(target) as path, path.open("wb") as handle:
+    with atomic_file(target) as path, path.open("wb") as handle:
         yield handle
 
 

@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ffmem.atomic import sweep
 from ffmem.errors import RunError
-from ffmem.run.lock import BEAT, WRITER, Claim, folder_lock
+from ffmem.run.lock import WRITER, WriterFile, only_writer
 from ffmem.run.manifest import FileFacts, Manifest, ManifestError
 from ffmem.run.store import ObjectStore, is_url, store_at
 from ffmem.text import visible
@@ -52,7 +53,7 @@ _verified: dict[Path, tuple[int, int, int, str]] = {}
 
 
 class RunFolder:
-    """A folder, local or in an object store, that holds one run. The manifest says `building` until all files are in place.
+    """A folder, local or in an object store, that holds one run. The manifest says `building` until all files are there.
 
     Files go by names such as `work/shard-00003.arrow`. Processes may write different files of one run at the same time.
 
@@ -64,15 +65,61 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.files = files = store_at(path)
-        self.path: Any = files.path  # a Path, or a URL as a string
-        self.place, self.file, self.reading = files.place, files.file, files.reading
-        self.read_bytes, self.exists, self.names, self.size = files.read_bytes, files.exists, files.names, files.size
-        self.remove, self.disk_use = files.remove, files.used
-        self._claim: Claim | None = None
+        self.store = store_at(path)
+        self.path: Any = self.store.path  # a Path, or a URL as a string
+        self._writer_file: WriterFile | None = None
+
+    def location(self, name: str) -> Any:
+        """Where a file lies, for people: a Path, or a URL as a string."""
+        return self.store.location(name)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        try:
+            self.store.size(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def size(self, name: str) -> int:
+        """The bytes of a file; FileNotFoundError where there is none."""
+        return self.store.size(name)
+
+    def names(self, under: str) -> list[str]:
+        """The files in a folder of the run and in the folders below, sorted, unfinished ones left out."""
+        return sorted(self.store.sizes(under))
+
+    def disk_use(self) -> int:
+        """The bytes of all files."""
+        return sum(self.store.sizes("").values())
+
+    def read_bytes(self, name: str, end: int | None = None) -> bytes:
+        """The contents of a file, or its first `end` bytes; FileNotFoundError where there is none."""
+        return self.store.read_bytes(name, end)
+
+    def file(self, name: str) -> Path:
+        """A local path with the contents of a file; FileNotFoundError where there is none."""
+        return self.store.file(name)
+
+    def reading(self, name: str) -> AbstractContextManager[Path]:
+        """As `file`, for large files that are read once: what was fetched for it is deleted when the block ends."""
+        return self.store.reading(name)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A temporary path; when the block ends well the whole file takes the name, folders above it included."""
+        with self.store.writing(name) as path:
+            yield path
+            if self._writer_file:
+                self._writer_file.confirm()
+
+    def remove(self, *names: str) -> None:
+        """Delete those of these files that are there, and then the folders of the run that this has left empty."""
+        self.store.remove(*names)
 
     @property
     def work(self) -> Path:
+        """The folder of the unfinished work, for runs on this machine."""
         return self / WORK
 
     def __truediv__(self, name: str) -> Path:
@@ -89,7 +136,7 @@ class RunFolder:
             raise RunError(f"expected a run folder, found a file at {self.path}") from error
         except ManifestError as error:
             raise RunError(
-                f"{self.place(MANIFEST)}: {error}; put the right one back, or start over with --overwrite"
+                f"{self.location(MANIFEST)}: {error}; put the right one back, or start over with --overwrite"
             ) from error
 
     def complete(self) -> Manifest:
@@ -99,11 +146,11 @@ class RunFolder:
         """
         manifest = self.manifest()
         if manifest is None:
-            what = "an empty folder or other files" if self.files.entries() is not None else "nothing"
+            what = "an empty folder or other files" if self.store.entries() is not None else "nothing"
             raise RunError(f"{self.path}: expected a run folder (with {MANIFEST}), found {what}; make one with ffmem index")
         if not manifest.is_complete:
             raise RunError(f"{self.path}: this run is not finished; give the same ffmem index command again to continue it")
-        check = self._sized if is_url(self.path) else self._verified
+        check = self._check_size if is_url(self.path) else self._check_hash
         wrong: list[RunError] = []
         for name, expected in manifest.files.items():
             try:
@@ -112,46 +159,45 @@ class RunFolder:
                 wrong.append(error)
         if len(wrong) > 1 and len(wrong) >= len(manifest.files) - 1:  # runs of one model have the same table of tokens
             raise RunError(
-                f"{self.place(MANIFEST)}: not the manifest of this run: {len(wrong)} of its {len(manifest.files)} files are "
-                "not as it says; put the right one back, or build the run again (--overwrite)"
+                f"{self.location(MANIFEST)}: not the manifest of this run: {len(wrong)} of its {len(manifest.files)} files "
+                "are not as it says; put the right one back, or build the run again (--overwrite)"
             )
         if wrong:
             raise wrong[0]
         return manifest
 
-    def _sized(self, name: str, expected: FileFacts) -> None:
+    def _check_size(self, name: str, expected: FileFacts) -> None:
+        """An error where a file of the run is missing, or has another size than its manifest says."""
         try:
             size = self.size(name)
         except FileNotFoundError as error:
-            raise RunError(f"{self._shown(name)}: missing from the run; build the run again (--overwrite)") from error
+            raise RunError(f"{self.location(name)}: missing from the run; build the run again (--overwrite)") from error
         if size != expected.bytes:
-            raise RunError(f"{self._shown(name)}: truncated or altered: {size:,} bytes, expected {expected.bytes:,}")
+            raise RunError(f"{self.location(name)}: truncated or altered: {size:,} bytes, expected {expected.bytes:,}")
 
     def table(self, name: str, expected: FileFacts) -> Path:
         """A local path with a table of a run that is `complete`, for mapping."""
-        return self._verified(name, expected) if is_url(self.path) else self.file(name)
+        return self._check_hash(name, expected) if is_url(self.path) else self.file(name)
 
-    def _verified(self, name: str, expected: FileFacts) -> Path:
-        self._sized(name, expected)
+    def _check_hash(self, name: str, expected: FileFacts) -> Path:
+        """The local path of a file of the run, which has the hash that its manifest says; an error where it has not."""
+        self._check_size(name, expected)
         file = self.file(name).absolute()
         mark = _mark(file, expected.sha256)
         if _verified.get(file) != mark:
             if file_hash(file) != expected.sha256:
-                place = self._shown(name)
                 raise RunError(
-                    f"{place}: altered since it was written (its hash differs); build the run again (--overwrite)"
+                    f"{self.location(name)}: altered since it was written (its hash differs); build the run again "
+                    "(--overwrite)"
                 )
             _verified[file] = mark
         return file
 
-    def _shown(self, name: str) -> Path | str:
-        place = self.place(name)
-        return place.absolute() if isinstance(place, Path) else place
-
     def parts(self, *under: str) -> list[str]:
         """The files that ffmem wrote, in the whole run or in some folders of it, the manifest left out."""
-        # Each folder is listed by itself too: one that is a link is not entered from above.
-        found = {name for folder in under or FOLDERS for name in self.names(folder)}
+        # On this machine each folder is listed by itself too: one that is a link is not entered from above.
+        folders = under or (("",) if is_url(self.path) else FOLDERS)
+        found = {name for folder in folders for name in self.names(folder)}
         return sorted(filter(PARTS.fullmatch, found))
 
     def check_own(self, *, overwrite: bool = False) -> None:
@@ -167,7 +213,7 @@ class RunFolder:
             if not overwrite:
                 raise
             return
-        if not found and (others := (self.files.entries() or set()) - {WRITER}):
+        if not found and (others := (self.store.entries() or set()) - {WRITER}):
             other = visible(min(others))
             raise RunError(f"{self.path} exists and is not an ffmem run ({other} is in it): choose another folder")
 
@@ -181,22 +227,25 @@ class RunFolder:
             ) from error
         if others := sorted(set(self.names("")) - {*self.parts(), MANIFEST, WRITER}):
             raise RunError(
-                f"{self.place(MANIFEST)}: damaged, and {visible(others[0])} is not of the run: choose another folder, or "
+                f"{self.location(MANIFEST)}: damaged, and {visible(others[0])} is not of the run: choose another folder, or "
                 "delete what is left of the run yourself"
             ) from error
 
     def clear(self, *under: str) -> None:
         """Delete what ffmem wrote, in the whole run or in some folders of it, and nothing else.
 
-        The manifest stays: it says whose the folder is until another takes its place.
+        The manifest stays: it says whose the folder is until another replaces it.
         """
         self.remove(*reversed(self.parts(*under)))  # a worker's state before its shards, which do not count without it
 
     def sweep(self) -> None:
-        """Delete what processes that were killed have left half written."""
-        self.files.sweep(*FOLDERS)
+        """Delete what processes that were killed have left half written; an object store has no such thing."""
+        if isinstance(self.path, Path):
+            for folder in FOLDERS:
+                sweep(self.path / folder)
 
     def write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest, in place of the one before."""
         # What UTF-8 lacks are halves of names that are not in it; JSON writes them the same way.
         data = manifest.as_json().encode("utf-8", "backslashreplace")
         assert Manifest.parse(data) == manifest, "what is written could not be read"
@@ -214,11 +263,11 @@ class RunFolder:
         }
 
     def log(self, event: str, **facts: Any) -> None:
-        """Note times and other things that differ from run to run."""
+        """Add a line to the log: what happened, when, and other things that differ from run to run."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "event": event, **facts})
-        if self._claim:
-            self._claim.confirm()
-        self.files.append(LOG, line + "\n")
+        before = self.read_bytes(LOG) if self.exists(LOG) else b""
+        with self.writing(LOG) as path:
+            path.write_bytes(before + line.encode() + b"\n")
 
     @contextmanager
     def locked(self, *, quiet: bool = False, wait: float = 0.0) -> Iterator[None]:
@@ -226,50 +275,27 @@ class RunFolder:
 
         Where another process writes, its end is awaited for `wait` seconds.
         """
-        if not isinstance(self.files, ObjectStore):
-            with folder_lock(self.path, wait=wait, quiet=quiet):
-                self.sweep()
-                yield
-            return
-        began = time.monotonic()
-        while True:
-            self._claim = Claim(self.files)
+        with only_writer(self.store, wait=wait, quiet=quiet) as self._writer_file:
+            self.sweep()
             try:
-                self._claim.take(quiet=quiet)
-                break
-            except RunError:
-                self._claim = None
-                if time.monotonic() - began >= wait:
-                    raise
-                time.sleep(min(BEAT, wait))
-        try:
-            yield
-        finally:
-            self._claim.release()
-            self._claim = None
+                yield
+            finally:
+                self._writer_file = None
 
     @property
     def writer(self) -> str | None:
         """The name in which the only writer of a run in an object store writes."""
-        return self._claim.id if self._claim else None
+        return self._writer_file.id if self._writer_file else None
 
     def write_as(self, writer: str | None) -> None:
         """Write in this name, which another process has taken, as long as it is the only writer."""
-        if writer is not None and isinstance(self.files, ObjectStore):
-            self._claim = Claim(self.files, writer)
+        if writer is not None and isinstance(self.store, ObjectStore):
+            self._writer_file = WriterFile(self.store, writer)
 
     def check_writer(self) -> None:
         """An error where this process was the only writer and is not any more. Cheap, since it asks the store rarely."""
-        if self._claim:
-            self._claim.check()
-
-    @contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """A temporary path; when the block ends well the whole file takes the name, folders above it included."""
-        with self.files.writing(name) as path:
-            yield path
-            if self._claim:
-                self._claim.confirm()
+        if self._writer_file:
+            self._writer_file.check()
 
 
 def folder_of(file: str | Path) -> tuple[RunFolder, str]:
@@ -279,19 +305,19 @@ def folder_of(file: str | Path) -> tuple[RunFolder, str]:
     >>> folder.path, name
     ('s3://bucket/pages', 'mine.html')
     """
-    place = store_at(file).path
-    if isinstance(place, Path):
-        return RunFolder(place.parent), place.name
-    above, _, name = place.rpartition("/")
+    location = store_at(file).path
+    if isinstance(location, Path):
+        return RunFolder(location.parent), location.name
+    above, _, name = location.rpartition("/")
     if not is_url(above):
-        raise RunError(f"expected a file in a bucket or folder, found {place}")
+        raise RunError(f"expected a file in a bucket or folder, found {location}")
     return RunFolder(above), name
 
 
 def refuse_part(file: str | Path, *, but: str = "") -> None:
     """An error where a file that a user names is one of a run's own, `but` this one: writing it would end the run."""
-    place = store_at(file).path
-    above, names = place if isinstance(place, str) else os.path.realpath(place), ""
+    location = store_at(file).path
+    above, names = location if isinstance(location, str) else os.path.realpath(location), ""
     for _ in range(3):  # results/random/agreement.json lies deepest
         above, _, name = above.rpartition("/")
         names = f"{name}/{names}".rstrip("/")
@@ -312,5 +338,6 @@ def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:
 
 
 def file_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.errors import RunError
-from ffmem.progress import reporting
-from ffmem.run.store import ObjectStore
+from ffmem.progress import Reporter, reporting
+from ffmem.run.store import LocalStore, ObjectStore
 
 try:
     import fcntl
@@ -25,56 +25,76 @@ except ImportError:  # Windows has no flock
 
 WRITER = "writer.json"
 """The file that says who writes a run in an object store."""
-BEAT = 5.0
-"""Seconds between two signs of life."""
-PATIENCE = 30.0
-"""Seconds without one, after which a writer is taken to be gone."""
+RENEWED_EVERY = 5.0
+"""Seconds between two renewals of that file."""
+POLLED_EVERY = 0.1
+"""Seconds between two looks at the lock of a folder."""
+GONE_AFTER = 30.0
+"""Seconds without a renewal after which a writer is taken to be gone."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 @contextmanager
-def folder_lock(path: Path, *, wait: float = 0.0, quiet: bool = False) -> Iterator[None]:
-    """The lock is on the folder itself, made if need be, and ends with the process, however that ends.
+def only_writer(store: LocalStore | ObjectStore, *, wait: float = 0.0, quiet: bool = False) -> Iterator[WriterFile | None]:
+    """Be the only writer of a run while the block runs; in an object store this gives the file that says so.
 
-    Where another process has it, that is an error, after `wait` seconds.
+    Where another process writes, its end is awaited for `wait` seconds, and then that is an error.
     """
+    lock = FolderLock(store.path) if isinstance(store, LocalStore) else WriterFile(store)
+    began = time.monotonic()
+    with reporting("waiting", quiet=quiet) as reporter:
+        while not lock.take(reporter):
+            if (waited := time.monotonic() - began) >= wait:
+                raise RunError(
+                    f"{store.path}: another process is writing this run{lock.other}; wait for it or choose another folder"
+                )
+            reporter.update(None, f"another process is writing {store.path}")
+            time.sleep(min(POLLED_EVERY if isinstance(lock, FolderLock) else RENEWED_EVERY, wait - waited))
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise RunError(f"expected a folder for the run, found a file at {path}") from error
-    except OSError as error:
-        raise RunError(f"{path}: cannot be made: {error.strerror}") from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise RunError(f"{path}: cannot be written: choose another folder, or change what is allowed there")
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        with reporting("waiting", quiet=quiet) as reporter:
-            began = time.monotonic()
-            while not _locked(handle):
-                if (waited := time.monotonic() - began) >= wait:
-                    raise RunError(f"{path}: another process is writing this run; wait for it or choose another folder")
-                reporter.update(None, f"another process is writing {path}")
-                time.sleep(min(0.1, wait - waited))
-        yield
+        yield lock if isinstance(lock, WriterFile) else None
     finally:
-        os.close(handle)
+        lock.release()
 
 
-def _locked(handle: int) -> bool:
-    """Whether the lock is ours now; on a file system without locks it always is."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
+class FolderLock:
+    """The system's lock on a folder itself, which is made if need be. It ends with the process, however that ends."""
+
+    other = ""
+    """Who has it is not known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def take(self, reporter: Reporter) -> bool:
+        """Whether this process has the lock now; on a file system without locks everyone has it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise RunError(f"expected a folder for the run, found a file at {self.path}") from error
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be made: {error.strerror}") from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise RunError(f"{self.path}: cannot be written: choose another folder, or change what is allowed there")
+        if fcntl is None:
+            return True
+        self._handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            return False
+        except OSError:
+            return True
+        return True
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
-class Claim:
+class WriterFile:
     """A file that says who writes, made only where there is none, and renewed as long as its process lives.
 
     No clocks of machines are compared: whoever finds one watches whether it changes. One that stays as it is was left
@@ -86,99 +106,98 @@ class Claim:
         self.store = store
         self.id = id or uuid.uuid4().hex
         """The same for all who write in one name: whoever leads, who takes it, and the workers."""
-        self.beats = 0
-        self.heard = _now()
+        self.renewals = 0
+        self.confirmed = _now()
         """When the file was last seen to be this writer's."""
         self._ended = threading.Event()
         self._renewer = threading.Thread(target=self._renew, name="ffmem-writer", daemon=True)
 
-    def take(self, *, quiet: bool = False) -> None:
-        """Become the writer; an error where another one lives."""
+    def take(self, reporter: Reporter) -> bool:
+        """Become the writer; False where another one lives."""
         found = self._read()
-        if found is not None and self._stays(found, quiet):
-            self.store.remove(WRITER)
+        if found is not None:
+            now = self._watched(found, reporter)
+            if now not in (found, None):  # its writer lives
+                return False
+            if now is not None:
+                self.store.remove(WRITER)
         # What is there may be this writer's own: a store may lose the answer to a first try, and have it made again.
-        if not self.store.create(WRITER, self._told()) and not self._is_mine(other := self._read()):
-            raise self._taken(other)
+        if not self.store.create(WRITER, self._content()) and not self._is_own(self._read()):
+            return False
         if found is not None:
             # Another one that waited as well may have removed this file for the one that was left behind.
-            time.sleep(BEAT / 5)
-            if not self._is_mine(now := self._read()):
-                raise self._taken(now)
-        self.heard = _now()
+            time.sleep(RENEWED_EVERY / 5)
+            if not self._is_own(self._read()):
+                return False
+        self.confirmed = _now()
         self._renewer.start()
+        return True
+
+    @property
+    def other(self) -> str:
+        """Who writes instead, in words."""
+        return f" ({_who(self._read())})"
 
     def check(self) -> None:
-        """An error where another process has taken over; the store is asked only if nothing has been heard for long."""
-        if _now() - self.heard > PATIENCE:
+        """An error where another process has taken over; the store is asked only if nothing was confirmed for long."""
+        if _now() - self.confirmed > GONE_AFTER:
             self.confirm()
 
     def confirm(self) -> None:
         """An error where the file is not this writer's, or cannot be read."""
-        if not self._is_mine(found := self._read()):
-            self.heard = -math.inf  # for `check`, whoever has found it out
+        if not self._is_own(found := self._read()):
+            self.confirmed = -math.inf  # so that `check` tells it too, when the renewer has found it out
             who = f"{_who(found)} writes this run now" if found is not None else f"{WRITER} is gone"
             raise RunError(f"{self.store.path}: {who}, so this process has ended; give the same command again to continue")
-        self.heard = _now()
+        self.confirmed = _now()
 
     def release(self) -> None:
         self._ended.set()
         if self._renewer.is_alive():
-            self._renewer.join(BEAT)
+            self._renewer.join(RENEWED_EVERY)
         with suppress(RunError):  # what cannot be reached now is taken over later
-            if not self._renewer.is_alive() and self._is_mine(self._read()):
+            if not self._renewer.is_alive() and self._is_own(self._read()):
                 self.store.remove(WRITER)
 
-    def _stays(self, found: dict[str, Any], quiet: bool) -> bool:
-        """Whether the file stays as it was found; False where it goes, an error where it changes."""
+    def _watched(self, found: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
+        """What the file says once it has changed, or after a while in which it did not; None where it was deleted."""
         began = time.monotonic()
-        with reporting("waiting", quiet=quiet) as reporter:
-            while (waited := time.monotonic() - began) < PATIENCE:
-                reporter.update(waited / PATIENCE, f"{_who(found)} was writing this run: looking whether it lives")
-                time.sleep(BEAT / 5)
-                now = self._read()
-                if now is None:
-                    return False
-                if now != found:
-                    raise self._taken(now)
-        return True
+        now: dict[str, Any] | None = found
+        while now == found and (waited := time.monotonic() - began) < GONE_AFTER:
+            reporter.update(waited / GONE_AFTER, f"{_who(found)} was writing this run: looking whether it lives")
+            time.sleep(RENEWED_EVERY / 5)
+            now = self._read()
+        return now
 
     def _renew(self) -> None:
-        while not self._ended.wait(BEAT):
-            try:
+        while not self._ended.wait(RENEWED_EVERY):
+            with suppress(RunError):  # told by `check`, or when a file is put; a network that fails now may work next time
                 self.confirm()
-            except RunError:  # told by `check`, or when a file is put; a network that fails now may work the next time
-                continue
-            self.beats += 1
-            with suppress(RunError):
-                self.store.put(WRITER, self._told())
+                self.renewals += 1
+                self.store.put(WRITER, self._content())
 
-    def _told(self) -> bytes:
-        told = {"host": platform.node(), "process": os.getpid(), "id": self.id, "beats": self.beats}
-        return json.dumps(told).encode()
+    def _content(self) -> bytes:
+        content = {"host": platform.node(), "process": os.getpid(), "id": self.id, "renewals": self.renewals}
+        return json.dumps(content).encode()
 
     def _read(self) -> dict[str, Any] | None:
+        """What the file says, nothing where it is damaged; None where there is none."""
         try:
             found = json.loads(self.store.read_bytes(WRITER))
         except FileNotFoundError:
             return None
         except ValueError:
-            found = None
+            return {}
         return found if isinstance(found, dict) else {}
 
-    def _is_mine(self, found: dict[str, Any] | None) -> bool:
+    def _is_own(self, found: dict[str, Any] | None) -> bool:
         return found is not None and found.get("id") == self.id
-
-    def _taken(self, found: dict[str, Any] | None) -> RunError:
-        return RunError(
-            f"{self.store.path}: another process is writing this run ({_who(found)}); wait for it or choose another place"
-        )
 
 
 def _who(found: dict[str, Any] | None) -> str:
-    return (
-        f"process {found['process']} on {found['host']}" if found and {"process", "host"} <= found.keys() else "another one"
-    )
+    """Whoever a writer's file names."""
+    known = found and {"process", "host"} <= found.keys()
+    return f"process {found['process']} on {found['host']}" if found and known else "another one"
 
 
 def _now() -> float:

@@ -11,9 +11,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 FORMAT = 2
-"""Of the manifest and of the files that it names."""
+"""The format of the manifest and of the files that it names; another one is refused."""
 MOST = 1 << 63
-"""No number of a run is as large."""
+"""All numbers of a run are smaller than this."""
 State = Literal["building", "complete"]
 Distinct = Literal["text", "sentence", "document", "none"]
 """What makes two triggers of a cell different."""
@@ -25,7 +25,7 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a run notes of its model."""
+    """What a manifest says of the model that a run was made with."""
 
     name: str
     in_memory: bool
@@ -48,23 +48,23 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What a run notes of its tokenizer."""
+    """What a manifest says of the tokenizer that a run was made with."""
 
     hash: str
 
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """What a run notes of its text."""
+    """What a manifest says of the text that a run was made from."""
 
     sources: list[str]
-    """Their names."""
+    """The names of the files and data sets, in the order in which they were read."""
     hash: str = ""
-    """Of all records that were read, once they have been."""
+    """The hash of all records that were read; empty while the run is being made."""
     records: int | None = None
-    """How many there are, of which a sample was drawn; None without a sample."""
+    """How many records there are, of which a sample was drawn; None without a sample."""
     max_record: int = 0
-    """Bytes that a record may have."""
+    """The most bytes that a record may have."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ class Settings:
     sample: int | None = None
     """Records that were drawn from the corpus; None for all of it."""
     seed: int | None = None
-    """Of that sample."""
+    """The seed with which that sample was drawn."""
     stats_every: int | None = None
     """With sampled statistics: tokens with (sentence + position) divisible by this are measured."""
 
     @property
     def has_stats(self) -> bool:
+        """Whether the run holds statistics of its cells."""
         return self.stats != "off"
 
     @property
@@ -108,6 +109,7 @@ class Settings:
 
     @property
     def hash(self) -> str:
+        """A hash of all settings."""
         return json_hash(asdict(self))
 
 
@@ -129,7 +131,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file as it was written."""
+    """The size and the hash of a file as it was written."""
 
     bytes: int
     sha256: str
@@ -137,7 +139,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class ValueFacts:
-    """How the values of a run were sent to the vocabulary."""
+    """How the values of a run were projected onto the vocabulary."""
 
     top: int
     norm: bool
@@ -146,7 +148,7 @@ class ValueFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A run. While it is `building`, what will be known at its end is empty."""
+    """All that is known of a run. While it is `building`, what will be known at its end only is empty."""
 
     state: State
     ffmem: str
@@ -170,8 +172,8 @@ class Manifest:
         return {"column": self.settings.column, "max_record": self.corpus.max_record}
 
     @property
-    def origin(self) -> str:
-        """A hash of all that is known of a run when it begins."""
+    def provenance(self) -> str:
+        """A hash of all that is known of a run when it begins; it stands in every file of the unfinished work."""
         corpus = replace(self.corpus, hash="", max_record=0)  # the latter may grow
         begun = replace(self, state="building", corpus=corpus, counts=Counts(), skipped={}, files={})
         return json_hash(replace(begun, values=None).as_dict())
@@ -274,6 +276,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _object(kind: Any, value: Any, where: str) -> Any:
+    """An object of JSON as a dataclass of this kind, every field checked."""
     if not isinstance(value, Mapping):
         raise ManifestError(f"altered since it was written ({where}: expected an object, found {repr(value)[:40]})")
     hints = _hints(kind)
@@ -295,6 +298,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _named(kind: Any) -> str:
+    """A type in words, for an error."""
     if get_origin(kind) is Literal:
         return " or ".join(get_args(kind))
     if get_origin(kind) is UnionType:

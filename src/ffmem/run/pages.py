@@ -11,7 +11,7 @@ from ffmem.text import beginning, ending, shown_token, visible, width
 
 if TYPE_CHECKING:
     from ffmem.cells import Trigger
-    from ffmem.run.reader import CellStatistics, CellView, Index, Said, Triggers, Value
+    from ffmem.run.reader import CellStatistics, CellView, Index, TokenProbability, Triggers, Value
 
 SHOWN = 10
 """Tokens of a value, on each side, and triggers in a terminal."""
@@ -45,10 +45,10 @@ def _facts(pairs: dict[str, Any]) -> str:
     return _rows([[f"<b>{escape(name)}</b>", escape(visible(str(value)))] for name, value in pairs.items()])
 
 
-def said_text(said: Said) -> str:
+def token_text(token: TokenProbability) -> str:
     """A token, its probability and, for a value's, how far it stands out."""
-    z = "" if said.z is None else f" z {said.z:.1f}"
-    return f"{shown_token(said.token)} {said.probability:.2g}{z}"
+    z = "" if token.z is None else f" z {token.z:.1f}"
+    return f"{shown_token(token.token)} {token.probability:.2g}{z}"
 
 
 def trigger_text(trigger: Trigger, columns: int) -> str:
@@ -78,16 +78,17 @@ def triggers_text(triggers: Triggers, shown: int = 3) -> str:
 def value_page(value: Value) -> str:
     """Tokens with their z, the darker the farther they stand out; the probability is in the title."""
 
-    def one(said: Said) -> str:
-        if said.z is None or not isfinite(said.z):
-            return f"<code>{escape(shown_token(said.token))}</code>&nbsp;{said.probability:.2g}"
-        style = f"{shaded(abs(said.z) / FAR)};white-space:nowrap"
-        title = f"probability {said.probability:.2g}, z {said.z:.2f}"
-        return f'<code style="{style}" title="{title}">{escape(shown_token(said.token))}</code>&nbsp;{said.z:.1f}'
+    def one(token: TokenProbability) -> str:
+        text = escape(shown_token(token.token))
+        if token.z is None or not isfinite(token.z):
+            return f"<code>{text}</code>&nbsp;{token.probability:.2g}"
+        style = f"{shaded(abs(token.z) / FAR)};white-space:nowrap"
+        title = f"probability {token.probability:.2g}, z {token.z:.2f}"
+        return f'<code style="{style}" title="{title}">{text}</code>&nbsp;{token.z:.1f}'
 
     shown = min(SHOWN, value.kept)
     sides = {"promotes": value.top(shown), "suppresses": value.bottom(shown)}
-    return _rows([[f"<b>{name}</b>", " ".join(map(one, said))] for name, said in sides.items()])
+    return _rows([[f"<b>{name}</b>", " ".join(map(one, tokens))] for name, tokens in sides.items()])
 
 
 def value_text(value: Value) -> str:
@@ -96,7 +97,7 @@ def value_text(value: Value) -> str:
     if not index.has_values and index.model is None:
         return f"Value({value.cell.name}: not in this run)"
     shown = min(3, value.kept)
-    sides = (" ".join(shown_token(said.token) for said in side) for side in (value.top(shown), value.bottom(shown)))
+    sides = (" ".join(shown_token(token.token) for token in side) for side in (value.top(shown), value.bottom(shown)))
     return f"Value({value.cell.name}: promotes {', suppresses '.join(sides)})"
 
 
@@ -138,9 +139,9 @@ def index_page(index: Index) -> str:
             "model": model.name,
             "layers": ", ".join(map(str, index.layers)),
             "cells": f"{len(index):,}",
-            "tokens": f"{counts['tokens']:,}",
-            "sentences": f"{counts['sentences']:,}",
-            "triggers": f"{counts['triggers']:,}",
+            "tokens": f"{counts.tokens:,}",
+            "sentences": f"{counts.sentences:,}",
+            "triggers": f"{counts.triggers:,}",
         }
     )
 
@@ -149,17 +150,17 @@ def cell_text(view: CellView, shown: int = SHOWN) -> str:
     """A cell for a terminal: what its value says, statistics, triggers; at most `shown` tokens and triggers on each side."""
     lines = [f"{view.name} of {visible(view.index.manifest.model.name)}"]
     if view.index.has_values or view.index.model is not None:
-        tokens = min(shown, view.value.kept)
-        for name, said in (("promotes", view.value.top(tokens)), ("suppresses", view.value.bottom(tokens))):
-            lines.append(f"  {name:<11}" + "  ".join(map(said_text, said)))
+        count = min(shown, view.value.kept)
+        for name, tokens in (("promotes", view.value.top(count)), ("suppresses", view.value.bottom(count))):
+            lines.append(f"  {name:<11}" + "  ".join(map(token_text, tokens)))
     if view.index.manifest.settings.has_stats:
         lines.append(f"  {statistics_text(view.stats)}")
     for name, triggers in (("triggers", view.triggers), ("negative triggers", view.negative_triggers)):
         if not triggers:
             lines += ["  no triggers: it never fired"] if name == "triggers" else []
             continue
-        count = f"{len(triggers)}" if len(triggers) <= shown else f"{shown} of {len(triggers)}"
-        lines.append(f"  {name} ({count})")
+        of = f"{len(triggers)}" if len(triggers) <= shown else f"{shown} of {len(triggers)}"
+        lines.append(f"  {name} ({of})")
         for trigger in triggers[:shown]:
             lines.append(f"    {trigger.coefficient:>8.3g}  {trigger_text(trigger, COLUMNS - 14)}")
     return "\n".join(lines)

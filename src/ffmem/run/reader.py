@@ -18,7 +18,7 @@ from ffmem.errors import CellError, FfmemError, RunError
 from ffmem.run import pages
 from ffmem.run.folder import RunFolder, values_of
 from ffmem.run.histogram import middle, quantile
-from ffmem.run.manifest import Manifest
+from ffmem.run.manifest import Counts, Manifest
 from ffmem.text import quoted, visible
 
 if TYPE_CHECKING:
@@ -46,54 +46,55 @@ class Index:
     def __init__(self, folder: RunFolder, manifest: Manifest, model: MemoryModel | Any = None) -> None:
         self.folder, self.manifest = folder, manifest
         self.path = folder.path
-        self._model: MemoryModel | None = None
+        self.layers: list[int] = manifest.settings.layers
+        self.model: MemoryModel | None = None
+        """The run's own model, if it was opened with it."""
         if model is not None:
             from ffmem.run.model import model_of
 
-            self._model = model_of(self, model)
+            self.model = model_of(self, model)
         self._tables: dict[str, pa.Table] = {}
-        self.layers: list[int] = manifest.settings.layers
-        counts = manifest.model.cells
-        self._begin: dict[int, tuple[int, int]] = {}
+
+    @property
+    def counts(self) -> Counts:
+        """What the run has read and found: tokens, sentences, triggers and others."""
+        return self.manifest.counts
+
+    @cached_property
+    def has_values(self) -> bool:
+        """Whether the run holds what its values say, so that no model is needed for it."""
+        return values_of(self.manifest) is not None
+
+    @cached_property
+    def _cells(self) -> dict[int, range]:
+        """The rows of each layer's cells in the tables of cells and values."""
+        rows: dict[int, range] = {}
         begin = 0
         for layer in self.layers:
-            self._begin[layer] = (begin, counts[layer - 1])
-            begin += counts[layer - 1]
-        self._size = begin
+            end = begin + self.manifest.model.cells[layer - 1]
+            rows[layer], begin = range(begin, end), end
+        return rows
 
     def __len__(self) -> int:
         """The number of cells."""
-        return self._size
+        return sum(map(len, self._cells.values()))
 
     def __getitem__(self, name: str | Cell) -> CellView:
         cell = Cell.parse(name)
-        if cell.layer not in self._begin:
+        rows = self._cells.get(cell.layer)
+        if rows is None:
             first, last = self.layers[0], self.layers[-1]
             whole = last - first + 1 == len(self.layers)
             layers = f"{first} to {last}" if whole else ", ".join(map(str, self.layers))
             raise CellError(f"{cell}: this run has layers {layers}, found layer {cell.layer}")
-        begin, count = self._begin[cell.layer]
-        if not 0 <= cell.index < count:
-            raise CellError(f"{cell}: layer {cell.layer} has cells 0 to {count - 1}, found {cell.index}")
-        return CellView(self, cell, begin + cell.index)
+        if not 0 <= cell.index < len(rows):
+            raise CellError(f"{cell}: layer {cell.layer} has cells 0 to {len(rows) - 1}, found {cell.index}")
+        return CellView(self, cell, rows[cell.index])
 
     def __iter__(self) -> Iterator[CellView]:
-        for layer in self.layers:
-            for index in range(self._begin[layer][1]):
-                yield self[Cell(layer, index)]
-
-    @property
-    def model(self) -> MemoryModel | None:
-        """The run's own model, if it was opened with it."""
-        return self._model
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        return vars(self.manifest.counts)
-
-    @cached_property
-    def has_values(self) -> bool:
-        return values_of(self.manifest) is not None
+        for layer, rows in self._cells.items():
+            for index, row in enumerate(rows):
+                yield CellView(self, Cell(layer, index), row)
 
     def table(self, name: str) -> pa.Table:
         """One of the run's tables, mapped from its file: triggers, cells, sentences, tokens or values."""
@@ -173,7 +174,8 @@ class CellView:
         return str(self.cell)
 
     @cached_property
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """The cell's row in the table of cells."""
         return self.index.table("cells").slice(self.row, 1).to_pylist()[0]
 
     @cached_property
@@ -193,9 +195,9 @@ class CellView:
     @cached_property
     def stats(self) -> CellStatistics:
         """How often and how strongly the cell fires."""
-        if "active" not in self._facts:
+        if "active" not in self.facts:
             raise RunError(f"{self.index.path} was built with stats off: build it again to have statistics")
-        return CellStatistics(self._facts, self.index.counts["tokens"], self.index.counts["measured_tokens"])
+        return CellStatistics(self.facts, self.index.counts.tokens, self.index.counts.measured_tokens)
 
     @cached_property
     def value(self) -> Value:
@@ -285,8 +287,8 @@ class CellStatistics:
 
 
 @dataclass(frozen=True, repr=False)
-class Said:
-    """A token and the probability that a vector gives it."""
+class TokenProbability:
+    """A token and the probability that a vector gives it when it is sent to the vocabulary."""
 
     token: str
     id: int
@@ -296,10 +298,10 @@ class Said:
     what is no value, and in runs whose values were made before there was one."""
 
     def __repr__(self) -> str:
-        return f"Said({pages.said_text(self)})"
+        return f"TokenProbability({pages.token_text(self)})"
 
     def _repr_html_(self) -> str:
-        return escape(pages.said_text(self))
+        return escape(pages.token_text(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -308,13 +310,13 @@ class Value:
 
     cell: CellView
 
-    def top(self, k: int = 10) -> list[Said]:
+    def top(self, k: int = 10) -> list[TokenProbability]:
         """The k tokens it promotes most."""
-        return self._said("promoted", k)
+        return self._tokens("promoted", k)
 
-    def bottom(self, k: int = 10) -> list[Said]:
+    def bottom(self, k: int = 10) -> list[TokenProbability]:
         """The k tokens it suppresses most."""
-        return self._said("suppressed", k)
+        return self._tokens("suppressed", k)
 
     @property
     def kept(self) -> int:
@@ -349,7 +351,7 @@ class Value:
         cell = self.cell.cell
         return project(model, model.values(cell.layer)[cell.index][None], k=100).to_pylist()[0]
 
-    def _said(self, side: str, k: int) -> list[Said]:
+    def _tokens(self, side: str, k: int) -> list[TokenProbability]:
         ids, log_probs = self._row[side], self._row[f"{side}_log_prob"]
         zs = self._row.get(f"{side}_z", [None] * len(ids))
         if type(k) is not int or not 0 <= k <= len(ids):
@@ -358,7 +360,7 @@ class Value:
                 "ffmem values --top keeps more"
             )
         return [
-            Said(self.cell.index.token(id), id, float(np.exp(log_prob)), z)
+            TokenProbability(self.cell.index.token(id), id, float(np.exp(log_prob)), z)
             for id, log_prob, z in zip(ids[:k], log_probs[:k], zs[:k], strict=True)
         ]
 

@@ -118,21 +118,21 @@ class Result:
 def load_result(index: Index, experiment: str, control: str | None = None) -> Result:
     """A result that was saved in this run, of its model or of a control; an error where it is altered or another run's."""
     name = f"{_name(experiment, control)}.json"
-    place = index.folder.place(name)
+    location = index.folder.location(name)
     again = f"make it with ffmem experiments {index.path} {experiment}{f' --control {control}' if control else ''}"
     try:
         found = json.loads(index.folder.read_bytes(name).decode("utf-8"))
         if found.pop("hash") != json_hash(found):
-            raise RunError(f"{place}: altered since it was written (its hash differs); {again}")
+            raise RunError(f"{location}: altered since it was written (its hash differs); {again}")
         if found.pop("run") != index.manifest.identity:
-            raise RunError(f"{place}: the result of another run; {again}")
+            raise RunError(f"{location}: the result of another run; {again}")
         result = Result(**found)
     except FileNotFoundError as error:
         raise RunError(f"{index.path} has no result {experiment}: {again}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{place}: damaged; {again}") from error
+        raise RunError(f"{location}: damaged; {again}") from error
     if (result.experiment, result.control) != (experiment, control):
-        raise RunError(f"{place}: the result {result.experiment} under the name of another; {again}")
+        raise RunError(f"{location}: the result {result.experiment} under the name of another; {again}")
     return result
 
 

@@ -8,120 +8,35 @@ import os
 import re
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
+from stat import S_ISREG
 from typing import Any
 
+from ffmem.atomic import atomic_file, is_unfinished, refused
 from ffmem.errors import RunError
-from ffmem.run.whole import is_unfinished, refused, sweep, whole
 from ffmem.text import quoted
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""What to install for a kind of store: `pip install 'ffmem[s3]'`."""
+"""The extra of this package that a kind of URL needs: `pip install 'ffmem[s3]'`."""
 SETTINGS = {
     "s3": ("AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL and AWS_DEFAULT_REGION"),
     "gcs": ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"),
 }
-"""Where an extra looks for who asks, and for whom to ask."""
-_folders: dict[tuple[int, str], Path] = {}
-"""Where each process keeps what it has fetched; a forked one knows its parent's."""
-_fetched: dict[Path, str] = {}
-"""The copies that this process has, and what the store said of each when it was made."""
+"""The environment variables from which an extra takes its credentials, and those from which it takes its endpoint."""
 
 
-class Store(ABC):
-    """The files of one run, by names such as `work/shard-00003.arrow`."""
+class LocalStore:
+    """The files of a folder of this machine, by names such as `work/shard-00003.arrow`.
 
-    path: Path | str
-    """The folder or URL, for people and for opening it again."""
-
-    @abstractmethod
-    def place(self, name: str) -> Path | str:
-        """Where a file lies, for people."""
-
-    @abstractmethod
-    def writing(self, name: str) -> AbstractContextManager[Path]:
-        """A temporary path; when the block ends well the whole file takes the name, folders above it included."""
-
-    @abstractmethod
-    def file(self, name: str) -> Path:
-        """A local path with the contents of this file; FileNotFoundError where there is none."""
-
-    @abstractmethod
-    def reading(self, name: str) -> AbstractContextManager[Path]:
-        """As `file`, for large files that are read once: what was fetched is gone when the block ends."""
-
-    @abstractmethod
-    def read_bytes(self, name: str) -> bytes:
-        """The contents of a file; FileNotFoundError where there is none."""
-
-    @abstractmethod
-    def append(self, name: str, text: str) -> None:
-        """Add to the end of a file, which may not be there yet."""
-
-    @abstractmethod
-    def exists(self, name: str) -> bool: ...
-
-    @abstractmethod
-    def size(self, name: str) -> int:
-        """In bytes; FileNotFoundError where there is none."""
-
-    @abstractmethod
-    def entries(self) -> set[str] | None:
-        """The names of files and folders at the top, unfinished ones left out; None where there is no such folder."""
-
-    @abstractmethod
-    def names(self, under: str) -> list[str]:
-        """The files in a folder of the run and in folders below, sorted, unfinished ones left out."""
-
-    @abstractmethod
-    def remove(self, *names: str) -> None:
-        """Delete these files, those that are there, and then the folders of the run that this has left empty."""
-
-    @abstractmethod
-    def sweep(self, *under: str) -> None:
-        """Delete what killed processes have left half written in these folders."""
-
-    @abstractmethod
-    def used(self) -> int:
-        """The bytes of all files."""
-
-
-def store_at(place: str | Path) -> Store:
-    """The store that a path or URL names.
-
-    >>> store_at("runs/gpt2").path, store_at("file:///runs/gpt2").path, store_at("memory://runs/gpt2/").path
-    (PosixPath('runs/gpt2'), PosixPath('/runs/gpt2'), 'memory://runs/gpt2')
+    `RunFolder` says what the methods do that it has too.
     """
-    if not isinstance(place, (str, Path)):
-        raise RunError(f"expected a folder, a file or a URL by its name, found {quoted(place)}")
-    if not str(place):
-        raise RunError("expected a folder, a file or a URL, found an empty name")
-    if re.match(r"\w{2,}:/(?!/)", str(place)):  # as a Path writes it, too
-        raise RunError(f"expected a folder, or a URL as a string such as 's3://bucket/runs/x', found {place}")
-    if is_url(place):
-        return ObjectStore(str(place))
-    return LocalStore(Path(str(place).removeprefix("file://")).expanduser())
-
-
-def is_url(place: str | Path) -> bool:
-    """Whether a place is not on this machine.
-
-    >>> is_url("s3://bucket/run"), is_url("file:///tmp/run"), is_url("C:/run")
-    (True, False, False)
-    """
-    return re.match(r"(?!file:)[A-Za-z][\w+.-]*://", str(place)) is not None
-
-
-class LocalStore(Store):
-    """A folder: files are synced and renamed."""
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
 
-    def place(self, name: str) -> Path:
+    def location(self, name: str) -> Path:
         return self.path / name
 
     @contextmanager
@@ -129,7 +44,7 @@ class LocalStore(Store):
         target = self.path / name
         with refused(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as temporary:
+        with atomic_file(target) as temporary:
             yield temporary
 
     def file(self, name: str) -> Path:
@@ -141,27 +56,29 @@ class LocalStore(Store):
     def reading(self, name: str) -> Iterator[Path]:
         yield self.file(name)
 
-    def read_bytes(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
-
-    def append(self, name: str, text: str) -> None:
-        with refused(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
-            handle.write(text)
-
-    def exists(self, name: str) -> bool:
-        return (self.path / name).exists()
+    def read_bytes(self, name: str, end: int | None = None) -> bytes:
+        with (self.path / name).open("rb") as handle:
+            return handle.read(end)
 
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
 
+    def sizes(self, under: str) -> dict[str, int]:
+        """The size of every file in a folder and the folders below, links to folders and unfinished files left out."""
+        found: dict[str, int] = {}
+        for path in (self.path / under).rglob("*"):
+            name = path.relative_to(self.path)
+            with suppress(OSError):  # a dead link, or a file that has just been deleted
+                facts = path.stat()
+                if S_ISREG(facts.st_mode) and not any(map(is_unfinished, name.parts)):
+                    found[name.as_posix()] = facts.st_size
+        return found
+
     def entries(self) -> set[str] | None:
+        """The names of files and folders at the top, unfinished ones left out; None where there is no such folder."""
         if not self.path.is_dir():
             return None
         return {path.name for path in self.path.iterdir() if not is_unfinished(path.name)}
-
-    def names(self, under: str) -> list[str]:
-        files = (path.relative_to(self.path) for path in (self.path / under).rglob("*") if path.is_file())
-        return sorted(path.as_posix() for path in files if not any(map(is_unfinished, path.parts)))
 
     def remove(self, *names: str) -> None:
         for path in (self.path / name for name in names):
@@ -172,16 +89,9 @@ class LocalStore(Store):
             with suppress(OSError):  # others' files are in it, or it is a link
                 (self.path / folder).rmdir()
 
-    def sweep(self, *under: str) -> None:
-        for folder in under:
-            sweep(self.path / folder)
 
-    def used(self) -> int:
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
-
-
-class ObjectStore(Store):
-    """What an fsspec URL names: a file is one put, and is read from a copy in a temporary folder of this process."""
+class ObjectStore:
+    """The files below an fsspec URL: each is one put, and is read from a copy in a temporary folder of this process."""
 
     def __init__(self, url: str) -> None:
         if re.search(r"[*?\[\]]", url):  # fsspec would delete all that matches
@@ -189,193 +99,172 @@ class ObjectStore(Store):
         if not url.partition("://")[2].strip("/"):
             raise RunError(f"expected a URL with a bucket, such as 's3://bucket/runs/x', found {url}")
         self.path: str = url.rstrip("/")
-        self.protocol = url.partition("://")[0].lower()
 
-    def place(self, name: str) -> str:
+    def location(self, name: str) -> str:
         return f"{self.path}/{name}"
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="put-", dir=_kept()) as folder:
-            temporary = Path(folder) / name.rpartition("/")[2]
-            with refused(self.place(name), room=f"in {tempfile.gettempdir()} (or set TMPDIR)"):
+        with tempfile.TemporaryDirectory(prefix="put-", dir=_scratch()) as folder:
+            temporary = Path(folder) / PurePath(name).name
+            with refused(self.location(name), room=f"in {tempfile.gettempdir()} (or set TMPDIR)"):
                 yield temporary
-            with self._asked("written", name):
-                fs, root = self._reached()
-                fs.put_file(str(temporary), f"{root}/{name}")
+            with self._asked("written", name) as (fs, path):
+                fs.put_file(str(temporary), path)
                 if "/" not in name:  # a table or manifest, which its writer will read; not what a worker leaves behind
-                    self._keep(name, temporary, _mark(fs.info(f"{root}/{name}")))
+                    os.replace(temporary, self._copy(name, fs.info(path)))
 
     def file(self, name: str) -> Path:
-        with self._asked("read", name):
-            fs, root = self._reached()
-            mark = _mark(_file(fs.info(f"{root}/{name}"), self.place(name)))
-            copy = self._copy(name)
-            if _fetched.get(copy) != mark or not copy.exists():
-                with tempfile.TemporaryDirectory(prefix="get-", dir=_kept()) as folder:
-                    fetched = Path(folder) / "file"
-                    fs.get_file(f"{root}/{name}", str(fetched))
-                    self._keep(name, fetched, mark)
+        with self._asked("read", name) as (fs, path):
+            copy = self._copy(name, _file_facts(fs, path))
+            if not copy.exists():
+                with tempfile.TemporaryDirectory(prefix="get-", dir=_scratch()) as folder:
+                    fs.get_file(path, f"{folder}/file")
+                    os.replace(f"{folder}/file", copy)
             return copy
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="get-", dir=_kept()) as folder:
-            fetched = Path(folder) / name.rpartition("/")[2]
-            with self._asked("read", name):
-                fs, root = self._reached()
-                _file(fs.info(f"{root}/{name}"), self.place(name))
-                fs.get_file(f"{root}/{name}", str(fetched))
+        with tempfile.TemporaryDirectory(prefix="get-", dir=_scratch()) as folder:
+            fetched = Path(folder) / PurePath(name).name
+            with self._asked("read", name) as (fs, path):
+                _file_facts(fs, path)
+                fs.get_file(path, str(fetched))
             yield fetched
 
-    def read_bytes(self, name: str) -> bytes:
-        with self._asked("read", name):
-            fs, root = self._reached()
-            return fs.cat_file(f"{root}/{name}")
-
-    def append(self, name: str, text: str) -> None:
-        """Read, append, put: for one writer."""
-        try:
-            before = self.read_bytes(name)
-        except FileNotFoundError:
-            before = b""
-        self.put(name, before + text.encode())
+    def read_bytes(self, name: str, end: int | None = None) -> bytes:
+        with self._asked("read", name) as (fs, path):
+            return fs.cat_file(path, end=end)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file."""
-        with self._asked("written", name):
-            fs, root = self._reached()
-            fs.pipe_file(f"{root}/{name}", data)
+        with self._asked("written", name) as (fs, path):
+            fs.pipe_file(path, data)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file if there is none; False where there is one.
 
         A store that cannot put a file on that condition is asked first whether there is one.
         """
-        with self._asked("written", name):
-            fs, root = self._reached()
+        with self._asked("written", name) as (fs, path):
             try:
-                fs.pipe_file(f"{root}/{name}", data, mode="create")
+                fs.pipe_file(path, data, mode="create")
             except FileExistsError:
                 return False
             except (PermissionError, FileNotFoundError):
                 raise
             except Exception:  # every store has errors of its own for what it cannot do
-                if fs.exists(f"{root}/{name}"):
+                if fs.exists(path):
                     return False
-                fs.pipe_file(f"{root}/{name}", data)
+                fs.pipe_file(path, data)
             return True
 
-    def exists(self, name: str) -> bool:
-        try:
-            with self._asked("read", name):
-                fs, root = self._reached()
-                fs.info(f"{root}/{name}")
-        except FileNotFoundError:
-            return False
-        return True
-
     def size(self, name: str) -> int:
-        with self._asked("read", name):
-            fs, root = self._reached()
-            return int(_file(fs.info(f"{root}/{name}"), self.place(name))["size"])
+        with self._asked("read", name) as (fs, path):
+            return int(_file_facts(fs, path)["size"])
+
+    def sizes(self, under: str) -> dict[str, int]:
+        """The size of every file in a folder and the folders below."""
+        found: dict[str, int] = {}
+        with suppress(FileNotFoundError), self._asked("listed", under) as (fs, path):
+            root, below = path.removesuffix(under), path.rstrip("/") + "/"
+            for file, facts in fs.find(below.rstrip("/"), detail=True).items():
+                # A console may have put an empty object where it shows a folder; a file of that very name is no folder.
+                if file.startswith(below) and not file.endswith("/") and facts["type"] == "file":
+                    found[file.removeprefix(root)] = int(facts["size"])
+        return found
 
     def entries(self) -> set[str] | None:
-        return {name.partition("/")[0] for name in self._found("")} or None
-
-    def names(self, under: str) -> list[str]:
-        return sorted(self._found(under))
+        return {name.partition("/")[0] for name in self.sizes("")} or None
 
     def remove(self, *names: str) -> None:
         if not names:
             return
-        for name in names:
-            self._copy(name).unlink(missing_ok=True)
-        with suppress(FileNotFoundError), self._asked("deleted", names[0]):
-            fs, root = self._reached()
-            paths = [f"{root}/{name}" for name in names]
+        with suppress(FileNotFoundError), self._asked("deleted", names[0]) as (fs, first):
+            root = first.removesuffix(names[0])
             # Many go together, each by its own name; never all that lies below one.
-            fs.rm(paths) if len(paths) > 1 else fs.rm_file(paths[0])
+            fs.rm([root + name for name in names]) if len(names) > 1 else fs.rm_file(first)
 
-    def sweep(self, *under: str) -> None:
-        """Nothing is ever half written: a file is one put."""
+    def _copy(self, name: str, facts: dict[str, Any]) -> Path:
+        """Where this process keeps its copy of a file, which is another one as soon as the store says anything else of it.
 
-    def used(self) -> int:
-        return sum(self._found("").values())
-
-    def _found(self, under: str) -> dict[str, int]:
-        """The size of every file below a folder of the run."""
-        try:
-            with self._asked("listed", under):
-                fs, root = self._reached()
-                below = f"{root}/{under}".rstrip("/") + "/"
-                found = fs.find(below.rstrip("/"), detail=True)
-        except FileNotFoundError:
-            return {}
-        # A console may have put an empty object where it shows a folder; a file of that very name is no folder.
-        return {
-            path[len(root) + 1 :]: int(facts["size"])
-            for path, facts in found.items()
-            if path.startswith(below) and not path.endswith("/") and facts["type"] == "file"
-        }
-
-    def _copy(self, name: str) -> Path:
-        return _kept() / hashlib.sha256(self.path.encode()).hexdigest()[:16] / name
-
-    def _keep(self, name: str, local: Path, mark: str) -> None:
-        """Make this file the copy; a table that is mapped from the one before stays as it is."""
-        copy = self._copy(name)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(local, copy)
-        _fetched[copy] = mark
-
-    def _reached(self) -> tuple[Any, str]:
-        """The file system and the path in it. Asked each time: fsspec keeps one a process and thread."""
-        from fsspec.core import url_to_fs
-
-        # Others write too, so no listing may be remembered.
-        fs, root = url_to_fs(self.path, use_listings_cache=False)
-        return fs, root.rstrip("/")
+        So a table that is mapped stays as it is when the file is written anew.
+        """
+        mark = repr((self.path, name, sorted((key, str(value)) for key, value in facts.items())))
+        folder = _scratch() / hashlib.sha256(mark.encode()).hexdigest()[:32]
+        folder.mkdir(exist_ok=True)
+        return folder / PurePath(name).name
 
     @contextmanager
-    def _asked(self, what: str, name: str) -> Iterator[None]:
-        """Say what the store refused in one line, and what to try. A missing file is the caller's to tell."""
-        place = self.place(name).rstrip("/")
+    def _asked(self, what: str, name: str) -> Iterator[tuple[Any, str]]:
+        """The file system and the path of a file in it; what the store refuses becomes one line that says what to try.
+
+        A file that is missing is a FileNotFoundError. fsspec keeps one file system a process and thread, so it is asked for
+        each time; and since others write too, no listing may be remembered.
+        """
+        location = self.location(name).rstrip("/")
+        kind = EXTRAS.get(self.path.partition("://")[0].lower())
         try:
-            yield
+            from fsspec.core import url_to_fs
+
+            fs, root = url_to_fs(self.path, use_listings_cache=False)
+            yield fs, f"{root.rstrip('/')}/{name}"
         except FileNotFoundError as error:
             if what == "written":
-                raise RunError(f"{place}: cannot be written: {_reason(error)}; make the bucket first") from error
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place) from error
+                raise RunError(f"{location}: cannot be written: {_reason(error)}; make the bucket first") from error
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), location) from error
         except ImportError as error:
-            extra = EXTRAS.get(self.protocol)
-            advice = f"pip install 'ffmem[{extra}]'" if extra else _reason(error)
-            raise RunError(f"{place}: needs a package that is not installed: {advice}") from error
+            advice = f"pip install 'ffmem[{kind}]'" if kind else _reason(error)
+            raise RunError(f"{location}: needs a package that is not installed: {advice}") from error
         except Exception as error:  # every store has errors of its own
-            advice = self._advice(error)
-            raise RunError(f"{place}: cannot be {what}: {_reason(error)}" + (f"; {advice}" if advice else "")) from error
-
-    def _advice(self, error: Exception) -> str:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return f"make room in {tempfile.gettempdir()}, or set TMPDIR to where there is some"
-        if isinstance(error, ValueError) and "Protocol not known" in str(error):
-            return "give a folder or a URL such as s3://bucket/runs/x or gs://bucket/runs/x"
-        who, where = SETTINGS.get(EXTRAS.get(self.protocol, ""), ("", ""))
-        if isinstance(error, PermissionError) or "credential" in str(error).lower():
-            return f"check the credentials and what they allow ({who})" if who else "check what its credentials allow"
-        return f"check the network ({where})" if "connect" in f"{type(error).__name__} {error}".lower() and where else ""
+            advice = _advice(error, kind)
+            raise RunError(f"{location}: cannot be {what}: {_reason(error)}" + (f"; {advice}" if advice else "")) from error
 
 
-def _file(facts: dict[str, Any], place: str) -> dict[str, Any]:
+def store_at(location: str | Path) -> LocalStore | ObjectStore:
+    """The store that a path or URL names.
+
+    >>> store_at("runs/gpt2").path, store_at("file:///runs/gpt2").path, store_at("memory://runs/gpt2/").path
+    (PosixPath('runs/gpt2'), PosixPath('/runs/gpt2'), 'memory://runs/gpt2')
+    """
+    if not isinstance(location, (str, Path)):
+        raise RunError(f"expected a folder, a file or a URL by its name, found {quoted(location)}")
+    if not str(location):
+        raise RunError("expected a folder, a file or a URL, found an empty name")
+    if re.match(r"\w{2,}:/(?!/)", str(location)):  # as a Path writes it, too
+        raise RunError(f"expected a folder, or a URL as a string such as 's3://bucket/runs/x', found {location}")
+    if is_url(location):
+        return ObjectStore(str(location))
+    return LocalStore(Path(str(location).removeprefix("file://")).expanduser())
+
+
+def is_url(location: str | Path) -> bool:
+    """Whether a path or URL names something that is not on this machine.
+
+    >>> is_url("s3://bucket/run"), is_url("file:///tmp/run"), is_url("C:/run")
+    (True, False, False)
+    """
+    return re.match(r"(?!file:)[A-Za-z][\w+.-]*://", str(location)) is not None
+
+
+def _file_facts(fs: Any, path: str) -> dict[str, Any]:
     """What a store says of a file; a folder of that name is none."""
+    facts: dict[str, Any] = fs.info(path)
     if facts["type"] != "file":
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+        raise FileNotFoundError(path)
     return facts
 
 
-def _mark(facts: dict[str, Any]) -> str:
-    """Changes when the file does: its size, hash, time and whatever else the store says of it."""
-    return repr(sorted((name, str(value)) for name, value in facts.items()))
+def _advice(error: Exception, kind: str | None) -> str:
+    """What a user may try about an error of a store, which `kind` of extra reaches; empty where nothing is known."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"make room in {tempfile.gettempdir()}, or set TMPDIR to where there is some"
+    if isinstance(error, ValueError) and "Protocol not known" in str(error):
+        return "give a folder or a URL such as s3://bucket/runs/x or gs://bucket/runs/x"
+    credentials, endpoint = SETTINGS.get(kind or "", ("", ""))
+    if isinstance(error, PermissionError) or "credential" in str(error).lower():
+        return f"check the credentials and what they allow ({credentials})" if kind else "check what its credentials allow"
+    return f"check the network ({endpoint})" if kind and "connect" in f"{type(error).__name__} {error}".lower() else ""
 
 
 def _reason(error: Exception) -> str:
@@ -383,20 +272,24 @@ def _reason(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _kept() -> Path:
+_scratch_folders: dict[tuple[int, str], Path] = {}
+"""Where each process keeps what it has fetched; a forked one knows its parent's."""
+
+
+def _scratch() -> Path:
     """The folder of this process for what it has fetched; a forked child has its own."""
     mine = os.getpid(), tempfile.gettempdir()
-    if mine not in _folders:
+    if mine not in _scratch_folders:
         from multiprocessing.util import Finalize
 
-        _folders[mine] = Path(tempfile.mkdtemp(prefix="ffmem-", dir=mine[1]))
+        _scratch_folders[mine] = Path(tempfile.mkdtemp(prefix="ffmem-", dir=mine[1]))
         Finalize(None, forget, exitpriority=0)  # not atexit, which workers of multiprocessing end without
-    _folders[mine].mkdir(mode=0o700, exist_ok=True)  # a machine may sweep what has lain there for days
-    return _folders[mine]
+    _scratch_folders[mine].mkdir(mode=0o700, exist_ok=True)  # a machine may sweep what has lain there for days
+    return _scratch_folders[mine]
 
 
 def forget() -> None:
     """Delete all that this process has fetched: before its end, or by whoever ends it without one."""
-    for (process, _), path in list(_folders.items()):
+    for (process, _), path in list(_scratch_folders.items()):
         if process == os.getpid():
             shutil.rmtree(path, ignore_errors=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from ffmem.atomic import atomic_file
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source
 from ffmem.corpus.wikitext import is_heading
@@ -17,7 +18,6 @@ from ffmem.corpus.workers import cores, shared
 from ffmem.errors import CorpusError
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
 from ffmem.progress import Reporter
-from ffmem.run.whole import whole
 
 MARK = SPECIALS.index("</s>")
 UNKNOWN = SPECIALS.index("<unk>")
@@ -92,7 +92,7 @@ def _chunks(sources: Sequence[Source], reporter: Reporter | None, what: str) -> 
 
 def write_stream(sources: Sequence[Source], tokenizer: WikiTokenizer, out: Path, reporter: Reporter | None = None) -> None:
     """The stream as a file of int32."""
-    with whole(out) as path:
+    with atomic_file(out) as path:
         with path.open("wb") as file:
             for piece in encoded(sources, tokenizer, reporter):
                 file.write(piece.data)  # tofile does not say why it fails

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ffmem.atomic import refused
 from ffmem.corpus.record import MAX_RECORD, parse_size
 from ffmem.corpus.sources import open_sources
 from ffmem.errors import CorpusError, FfmemError, RunError
@@ -22,7 +23,6 @@ from ffmem.model.adaptive.tokenizer import WikiTokenizer, wiki_tokenizer
 from ffmem.model.loading import device_of, quiet_transformers
 from ffmem.progress import reporting
 from ffmem.run.folder import RunFolder
-from ffmem.run.whole import refused
 from ffmem.training.batches import Reader
 from ffmem.training.perplexity import Perplexity, perplexity
 from ffmem.training.recipe import Recipe, recipe_of
@@ -121,7 +121,7 @@ def train(
 def _begin(folder: RunFolder, plan: dict[str, Any], overwrite: bool) -> None:
     """A fresh folder with its plan, or the same plan in the folder that is there."""
     before = _plan(folder)
-    if before is None and folder.files.entries():
+    if before is None and folder.store.entries():
         raise RunError(f"{folder.path} exists and is no training: choose another folder")
     if before is not None and overwrite:
         _clear(folder)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffmem.atomic import refused
 from ffmem.errors import RunError
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.progress import reporting
 from ffmem.run.folder import RunFolder
-from ffmem.run.whole import refused
 from ffmem.training.batches import Reader, Windows
 from ffmem.training.perplexity import window_perplexity
 from ffmem.training.recipe import Recipe

@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and nothing else is touched by it."""
+"""A file or folder is written whole or not at all, and nothing else is touched by it."""
 
 import errno
 import os
@@ -9,21 +9,21 @@ import threading
 import pytest
 import torch
 
+from ffmem.atomic import atomic_file, atomic_folder, is_unfinished, sweep
 from ffmem.errors import RunError
 from ffmem.indexing.sealed import save_sealed
-from ffmem.run.whole import is_unfinished, sweep, whole
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="devices and locks as on Linux")
 
 
 def put(target, text):
-    with whole(target) as path:
+    with atomic_file(target) as path:
         path.write_text(text)
 
 
 def put_half(target, error):
     before = target.read_text()
-    with whole(target) as path:
+    with atomic_file(target) as path:
         path.write_text("half")
         assert target.read_text() == before
         raise error
@@ -93,7 +93,7 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path, mode):
     target = tmp_path / "a.txt"
     target.write_text("secret")
     target.chmod(mode)
-    with whole(target) as path:
+    with atomic_file(target) as path:
         path.write_text("still")
         assert mode_of(path.parent) & 0o077 == 0  # nobody else may read it meanwhile
     assert (mode_of(target), target.read_text()) == (mode, "still")
@@ -101,7 +101,7 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path, mode):
 
 def test_a_new_file_has_the_mode_of_any_new_file_whoever_wrote_it(tmp_path, umask):
     put(tmp_path / "a.txt", "new")
-    with whole(tmp_path / "a.safetensors") as path:
+    with atomic_file(tmp_path / "a.safetensors") as path:
         save_sealed(path, {"a": torch.zeros(3)}, {})
     assert [mode_of(tmp_path / name) for name in ("a.txt", "a.safetensors")] == [0o640, 0o640]
 
@@ -119,7 +119,7 @@ def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path):
 def test_two_who_write_the_same_file_are_not_in_each_others_way(tmp_path):
     target = tmp_path / "a.txt"
     (tmp_path / "a.txt.tmp").write_text("somebody's")
-    with whole(target) as one, whole(target) as two:
+    with atomic_file(target) as one, atomic_file(target) as two:
         one.write_text("one")
         two.write_text("two")
     assert target.read_text() == "one"  # who ends last
@@ -156,7 +156,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):
 
 
 def test_what_is_told_of_another_file_stays_as_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"corpus.txt"), whole(tmp_path / "a.txt"):
+    with pytest.raises(FileNotFoundError, match=r"corpus.txt"), atomic_file(tmp_path / "a.txt"):
         (tmp_path / "corpus.txt").read_text()
 
 
@@ -168,9 +168,9 @@ import resource, sys, numpy as np, pyarrow as pa, torch
 from pathlib import Path
 from ffmem.indexing.sealed import save_sealed
 from ffmem.indexing.tables import write_table
-from ffmem.run.whole import whole
+from ffmem.atomic import atomic_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-with whole(Path({str(tmp_path / "a.bin")!r})) as path:
+with atomic_file(Path({str(tmp_path / "a.bin")!r})) as path:
     if {kind!r} == "table":
         batch = pa.RecordBatch.from_arrays([pa.array(np.zeros(99_999))], ["a"])
         write_table(path, batch.schema, [batch])
@@ -188,8 +188,8 @@ def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path)
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from ffmem.run.whole import whole
-with whole(Path({str(tmp_path / "a.txt")!r})) as path:
+from ffmem.atomic import atomic_file
+with atomic_file(Path({str(tmp_path / "a.txt")!r})) as path:
     path.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -197,10 +197,48 @@ with whole(Path({str(tmp_path / "a.txt")!r})) as path:
     (left,) = tmp_path.iterdir()
     assert is_unfinished(left.name)
     (tmp_path / "b.ffmem-tmp").write_text("somebody's")
-    with whole(tmp_path / "b.txt") as path:
+    with atomic_file(tmp_path / "b.txt") as path:
         path.write_text("whole")
         sweep(tmp_path)
         assert not left.exists()
     sweep(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b.txt": "whole", "b.ffmem-tmp": "somebody's"}
     sweep(tmp_path / "none")
+
+
+def put_folder(target, *steps):
+    with atomic_folder(target) as folder:
+        (folder / "part").mkdir()
+        (folder / "part" / "a").write_text("mine")
+        for step in steps:
+            step()
+
+
+def files_under(folder):
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "above" / "model"
+    with pytest.raises(ZeroDivisionError):
+        put_folder(target, lambda: 1 / 0)
+    assert list(target.parent.iterdir()) == []
+    seen = []
+    put_folder(target, lambda: seen.append(target.exists()), lambda: sweep(target.parent))  # as another process would
+    assert seen == [False]
+    assert files_under(tmp_path) == {"above/model/part/a": "mine"}
+
+
+def test_a_folder_takes_the_place_of_nothing(tmp_path):
+    target = tmp_path / "model"
+    with pytest.raises(OSError, match="not empty"):
+        put_folder(target, target.mkdir, lambda: (target / "theirs").write_text("theirs"))
+    assert files_under(tmp_path) == {"model/theirs": "theirs"}
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@LINUX
+def test_a_folder_has_the_mode_of_any_new_folder(tmp_path, umask):
+    with atomic_folder(tmp_path / "model"):
+        pass
+    assert mode_of(tmp_path / "model") == 0o750

@@ -1,4 +1,8 @@
-"""Write a file whole or not at all, and leave what is there as it was until then."""
+"""Write a file or a folder whole or not at all, and leave what is there as it was until then.
+
+The one way in which ffmem writes: into a hidden folder beside the target, which is locked as long as its writer lives, so
+that what a killed process left can be told from what another one is still writing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +27,7 @@ _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.ffmem-tmp")
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is that of a folder in which ffmem writes a file before it takes its place.
+    """Whether a name is that of a hidden folder in which ffmem writes what is not whole yet.
 
     >>> is_unfinished(".cells.csv.0123456789abcdef.ffmem-tmp"), is_unfinished("cells.csv.tmp")
     (True, False)
@@ -31,8 +36,8 @@ def is_unfinished(name: str) -> bool:
 
 
 @contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """A path to write a file to; when the block ends well it takes the target's place, synced, and else nothing has changed.
+def atomic_file(target: Path) -> Iterator[Path]:
+    """A path to write a file to; when the block ends well it replaces the target, synced, and else nothing has changed.
 
     A target that is there keeps its mode and owner; where it is a link, what it points to is replaced; and a device or pipe
     is itself what is written to. An OSError of the block becomes one line that names the target.
@@ -50,26 +55,44 @@ def whole(target: Path) -> Iterator[Path]:
             yield target
             return
         real = Path(os.path.realpath(target))
-        with _beside(real, 0o700 if before else 0o777) as folder:
+        with _hidden(real, 0o700 if before else 0o777) as folder:
             temporary = folder / real.name
             yield temporary
             _permit(temporary, before, new=folder.stat().st_mode & 0o666)
-            _sync(temporary, os.O_RDWR)
+            _sync(temporary)
             os.replace(temporary, real)
-            if os.name == "posix":
-                _sync(real.parent, os.O_RDONLY)
+            _sync(real.parent)
 
 
 @contextmanager
-def refused(place: object, *, room: object = "there") -> Iterator[None]:
-    """Say in one line that a place could not be written, and where to make room; what is told of other files stays."""
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A folder to write files to; when the block ends well it becomes the target, synced, and else nothing has changed.
+
+    Folders above the target are made. A target that has come to be there meanwhile is an OSError, unless it is an empty
+    folder. What killed writers left half written beside it is deleted first.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target.parent)
+    with _hidden(target, 0o777) as folder:
+        temporary = folder / target.name
+        temporary.mkdir()
+        yield temporary
+        for path in temporary.rglob("*"):
+            _sync(path)
+        temporary.rename(target)
+        _sync(target.parent)
+
+
+@contextmanager
+def refused(target: object, *, room: object = "there") -> Iterator[None]:
+    """Say in one line that a target could not be written and where to make room; an OSError about another file passes."""
     try:
         yield
     except BrokenPipeError:  # its reader has seen enough, which is no refusal
         raise
     except OSError as error:
-        name = str(error.filename or place)
-        if name != str(place) and ".ffmem-tmp" not in name:
+        name = str(error.filename or target)
+        if name != str(target) and ".ffmem-tmp" not in name:
             raise
         reason = os.strerror(error.errno) if error.errno else str(error)
         advice = ""
@@ -77,7 +100,7 @@ def refused(place: object, *, room: object = "there") -> Iterator[None]:
             advice = f"; make room {room} and give the same command again"
         elif error.errno == errno.ENOENT:
             advice = "; make its folder first"
-        raise RunError(f"{place}: cannot be written: {reason}{advice}") from error
+        raise RunError(f"{target}: cannot be written: {reason}{advice}") from error
 
 
 def sweep(folder: Path) -> None:
@@ -86,62 +109,48 @@ def sweep(folder: Path) -> None:
         return
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for path in [Path(entry.path) for entry in entries if is_unfinished(entry.name)]:
-            with suppress(OSError):  # somebody holds it, or somebody else has swept it
+            with suppress(OSError):  # it is a link, or somebody else has swept it
                 handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _emptied(path)
+                    shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(handle)
 
 
 @contextmanager
-def _beside(target: Path, mode: int) -> Iterator[Path]:
-    """A folder beside a target, gone when the block ends, whatever a library leaves in it that writes there.
-
-    Its lock says that it is in use, and ends with the process, however that ends.
-    """
-    handle: int | None = None
-    folder = target
-    try:
-        while True:  # until it is held before another process sweeps it
-            folder = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.ffmem-tmp")
+def _hidden(target: Path, mode: int) -> Iterator[Path]:
+    """A locked hidden folder beside a target, which is deleted when the block ends with whatever was left in it."""
+    while True:
+        folder = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.ffmem-tmp")
+        handle: int | None = None
+        try:
             folder.mkdir(mode)
-            if fcntl is None:
-                break
-            with suppress(FileNotFoundError):
-                handle = os.open(folder, os.O_RDONLY)
-                if _taken(handle, folder):
-                    break
+            if fcntl is not None:
+                with suppress(FileNotFoundError):
+                    handle = os.open(folder, os.O_RDONLY)
+            if fcntl is None or (handle is not None and _locked(handle) and folder.exists()):
+                yield folder
+                return
+        finally:  # also where another process took it for a left-over before it was locked
+            shutil.rmtree(folder, ignore_errors=True)
+            if handle is not None:
                 os.close(handle)
-                handle = None
-        yield folder
-    finally:
-        if folder is not target and folder.exists():
-            _emptied(folder)
-        if handle is not None:
-            os.close(handle)
 
 
-def _taken(handle: int, folder: Path) -> bool:
-    """Hold a folder; False where it has just been swept."""
+def _locked(handle: int) -> bool:
+    """Whether a folder is locked by this process now; True as well on a file system without locks, which nobody sweeps."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, which nobody sweeps
+    except OSError:
         return True
-    return folder.exists()
-
-
-def _emptied(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink(missing_ok=True)
-    folder.rmdir()
+    return True
 
 
 def _permit(file: Path, before: os.stat_result | None, *, new: int) -> None:
-    """The mode and owner of the file before, or what a new file has here."""
+    """Give a file the mode and owner of the file before it, or the mode that a new file has here."""
     now = file.stat()
     mode = stat.S_IMODE(before.st_mode) if before else new
     with suppress(OSError):  # who may not give it away keeps it
@@ -152,8 +161,11 @@ def _permit(file: Path, before: os.stat_result | None, *, new: int) -> None:
             file.chmod(mode)
 
 
-def _sync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
+def _sync(path: Path) -> None:
+    """Wait until a file, or on POSIX the list of a folder's files, is on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:
