@@ -38,7 +38,8 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder, prefix_keys
 from ffmem.corpus.workers import cores
-from ffmem.indexing.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device, troubles
+from ffmem.indexing.coefficients import DeviceBatch, to_device
+from ffmem.indexing.collect import GROUP, LayerCollector, raised_flags, read_again, read_batch
 from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
 from ffmem.indexing.statistics import GPU_EVERY
 from ffmem.indexing.worker import take_over_activations
@@ -132,7 +133,7 @@ class Pass:
             self.groups += len(self.collectors)
 
     def _groups(self, batches: list[Batch]) -> Iterator[list[Batch]]:
-        """As `read_shard` looks for troubles: more often in the beginning."""
+        """As `read_shard` looks for raised flags: more often in the beginning."""
         begin, size = 0, GROUP if self.groups else 1
         while begin < len(batches):
             yield batches[begin : begin + size]
@@ -283,7 +284,7 @@ def kernels(shape: str, device: str) -> dict[str, Any]:
 
     for x, on in ready * 2:
         collector.add(x, on)
-    troubles({1: collector})
+    raised_flags({1: collector})
     gigabytes = sum(x.numel() * 2 for x, _ in ready) / 1e9 / len(ready)
     found: dict[str, Any] = {"shape": shape, "gigabytes": round(gigabytes, 3), "read": timed(collector.add)}
     for name in ("relu", "gelu_pytorch_tanh", "gelu_new"):

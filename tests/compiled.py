@@ -15,14 +15,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from ffmem.corpus.plan import Batch
+from ffmem.corpus.tokens import prefix_keys
 from ffmem.indexing import gpu
-from ffmem.indexing.statistics import Statistics
+from ffmem.indexing.coefficients import DeviceBatch
+from ffmem.indexing.statistics import BUILT_IN, LayerStatistics
 from ffmem.model import tiles
 from ffmem.model.activation import Activation
 from ffmem.model.vocabulary import Product
@@ -83,28 +87,27 @@ def compile_launched() -> Collection[dict[str, Any]]:
     return compiled.values()
 
 
-def launch_sieve(dtype: torch.dtype, *, negative: bool, statistics: bool, activation: torch.nn.Module | None) -> None:
+def launch_filter(dtype: torch.dtype, *, negative: bool, statistics: bool, activation: torch.nn.Module | None) -> None:
     x = torch.zeros(ROWS, COLUMNS, CELLS, dtype=dtype).as_subclass(OnGpu)
     made = activation and Activation.of(activation, torch.zeros(1, dtype=dtype))
     assert (made is None) == (activation is None)
-    tops = [gpu.RoomyTop(CELLS, T, "text", CPU) for _ in range(1 + negative)]
+    ids, lengths = np.zeros((ROWS, COLUMNS), np.int64), np.full(ROWS, COLUMNS - 1)
+    batch = DeviceBatch(Batch(ids, lengths, np.arange(ROWS), prefix_keys(ids[:, 1:]), 1), CPU)
+    tops = [gpu.GpuTopTriggers(CELLS, T, "text", CPU) for _ in range(1 + negative)]
     for busy in (0, gpu.BUSY):  # many sentences a program, and one
         gpu.BUSY = busy
         gpu.sift(
             torch.empty_like(x),
             range(ROWS),
-            start=1,
-            lengths=torch.full((ROWS,), COLUMNS - 1),
-            sentences=torch.arange(ROWS),
-            keys=torch.zeros(ROWS, COLUMNS - 1, 2, dtype=torch.int64),
+            batch,
             tops=tops,
-            statistics=Statistics(CELLS, CPU) if statistics else None,
-            odd=torch.zeros(1, dtype=torch.int32),
+            counts=LayerStatistics(BUILT_IN, CELLS, CPU).in_kernel if statistics else {},
+            nonfinite=torch.zeros(1, dtype=torch.int32),
             activation=made,
             x=x if made else None,
         )
     for top in tops:
-        top.merge_waiting()
+        top.merge_pending()
 
 
 def launch_tiles(width: int, dtype: torch.dtype) -> None:
@@ -121,13 +124,13 @@ def launch_tiles(width: int, dtype: torch.dtype) -> None:
 def main() -> None:
     compiled = compile_launched()
     half, single = torch.bfloat16, torch.float32
-    launch_sieve(half, negative=False, statistics=False, activation=None)
-    launch_sieve(half, negative=True, statistics=True, activation=None)
-    launch_sieve(half, negative=False, statistics=True, activation=torch.nn.ReLU())
-    launch_sieve(half, negative=False, statistics=True, activation=torch.nn.SiLU())
-    launch_sieve(torch.float16, negative=True, statistics=True, activation=None)
-    launch_sieve(single, negative=True, statistics=True, activation=None)
-    launch_sieve(single, negative=False, statistics=False, activation=torch.nn.ReLU())
+    launch_filter(half, negative=False, statistics=False, activation=None)
+    launch_filter(half, negative=True, statistics=True, activation=None)
+    launch_filter(half, negative=False, statistics=True, activation=torch.nn.ReLU())
+    launch_filter(half, negative=False, statistics=True, activation=torch.nn.SiLU())
+    launch_filter(torch.float16, negative=True, statistics=True, activation=None)
+    launch_filter(single, negative=True, statistics=True, activation=None)
+    launch_filter(single, negative=False, statistics=False, activation=torch.nn.ReLU())
     for width in (16, 64, 128, 256):
         launch_tiles(width, half)
     tiles.logsumexp(torch.zeros(2, 1000))

@@ -63,24 +63,24 @@ def test_the_state_of_a_cell_is_what_a_collector_holds(negative, every, t, fused
     )
     signs = len(made.top)
     made.end_shard()
-    held = [made.total, made.shard] if every else []
     tops = [
-        (*top.rooms, top.taken, top.bound) if fused else (top.coefficient, top.place, top.key) for top in made.top.values()
+        (*top.slots, top.pending, top.bound) if fused else (top.coefficient, top.place, top.key) for top in made.top.values()
     ]
-    per_cell = [tensor for one in held for tensor in one.state().values() if len(tensor) == cells]
-    per_cell += made.latest.values()
+    statistics = made.statistics.each.values() if every else []
+    per_cell = [*made.sums().values(), *(tensor for one in statistics for tensor in one.state().values())]
+    per_cell += [getattr(one, name) for one in statistics for name in one.sums]
     found = size(tensor for top in tops for tensor in top) + size(per_cell)
     assert cells * held_bytes(t, signs, bool(every), fused=fused) == found
-    # What is written has no waiting places, no sums, and the statistics of all shards only.
+    # What is written has no pending slots and no sums.
     assert cells * state_bytes(t, signs, bool(every)) == size(one for one in made.state().values() if len(one) == cells)
 
 
 def test_the_kernels_are_for_as_many_triggers_as_the_plan_thinks():
     pytest.importorskip("triton")
-    from ffmem.indexing.gpu import MOST, RoomyTop
+    from ffmem.indexing.gpu import MOST, GpuTopTriggers
 
     assert FUSED == MOST
-    assert sum(map(size, RoomyTop(1, 1, "text", "cpu").set_aside)) == SPILLED
+    assert sum(map(size, GpuTopTriggers(1, 1, "text", "cpu").overflow)) == SPILLED
 
 
 def test_more_tokens_take_longer_and_more_gpus_do_not():

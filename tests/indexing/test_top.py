@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ffmem.corpus.plan import Batch
 from ffmem.corpus.tokens import document_keys, prefix_keys
 from ffmem.indexing import top as top_module
-from ffmem.indexing.statistics import extreme
+from ffmem.indexing.coefficients import Coefficients, DeviceBatch
 from ffmem.indexing.top import EMPTY, TopTriggers, best_of_rows, every_prefix, place_of, position_of, sentence_of
 from tests.indexing.reference import Offer, best_offers
 
@@ -32,27 +33,27 @@ def corpora(draw):
 
 def feed(top, sentences, m, rows, *, negative=False):
     """Offer some sentences as one padded batch; what stands in the padding would win if it were read."""
-    lengths = torch.tensor([len(sentences[row]) for row in rows])
+    lengths = np.array([len(sentences[row]) for row in rows])
     width = int(lengths.max())
     ids = np.zeros((len(rows), width), np.int64)
     values = torch.full((len(rows), width, CELLS), -99.0 if negative else 99.0)
     for at, row in enumerate(rows):
         ids[at, : lengths[at]] = sentences[row]
         values[at, : lengths[at]] = torch.tensor(m[row])
-    numbers = torch.tensor(rows)
-    if top.distinct == "none":
-        every_prefix(top, values, negative=negative, lengths=lengths, sentences=numbers)
-        return
-    shortest = int(lengths.min())
-    best = extreme(values, lengths, shortest, largest=not negative)
-    documents = np.array(rows) % DOCUMENTS
-    keys = torch.from_numpy(document_keys(documents, width) if top.distinct == "document" else prefix_keys(ids))
-    best = -best if negative else best
-    best_of_rows(top, values, best, negative=negative, lengths=lengths, shortest=shortest, sentences=numbers, keys=keys)
+    numbers = np.array(rows)
+    keys = document_keys(numbers % DOCUMENTS, width) if top.distinct == "document" else prefix_keys(ids)
+    offer(top, values, ids, lengths, numbers, negative=negative, keys=keys)
+
+
+def offer(top, m, ids, lengths, numbers, *, negative=False, keys=None):
+    """Offer a batch, given by its arrays, as a collector does."""
+    keys = prefix_keys(np.array(ids)) if keys is None else keys
+    batch = DeviceBatch(Batch(np.array(ids), np.array(lengths), np.array(numbers), keys, 0), torch.device("cpu"))
+    (every_prefix if top.distinct == "none" else best_of_rows)(top, Coefficients(m, batch), negative=negative)
 
 
 def listed(top, cell):
-    top.settle()
+    top.flush()
     used = top.coefficient[cell] > 0
     places = top.place[cell][used]
     return list(
@@ -96,7 +97,7 @@ def test_any_batching_in_any_order_equals_a_full_sort(corpus, t, distinct, negat
         for rows in batches_of(len(sentences), chooser):
             feed(top, sentences, m, rows, negative=negative)
             if chooser.random() < 0.3:
-                top.settle()
+                top.flush()
     for cell in range(CELLS):
         assert listed(top, cell) == expected(sentences, m, cell, t, distinct, -1 if negative else 1)
 
@@ -140,24 +141,14 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(corpus, t, distinct, s
 def test_half_precision_coefficients_tie_exactly_and_keep_their_value(dtype):
     m = torch.tensor([1.0, 1.0009765625, 1.01, 0.3333]).to(dtype)  # the first two are equal in bfloat16
     top = TopTriggers(1, 4, "none")
-    lengths, numbers = torch.tensor([4]), torch.tensor([7])
-    every_prefix(top, m.view(1, 4, 1), lengths=lengths, sentences=numbers)
+    offer(top, m.view(1, 4, 1), [[1, 2, 3, 4]], [4], [7])
     order = sorted(range(4), key=lambda at: (-float(m[at]), at))
     assert listed(top, 0) == [(float(m[at]), 7, at + 1) for at in order]
 
 
 def test_a_cell_that_never_fires_has_no_triggers_and_no_filler():
     top = TopTriggers(2, 3, "text")
-    feed_two = torch.tensor([[[0.0, -1.0], [2.0, -5.0]]])
-    best_of_rows(
-        top,
-        feed_two,
-        feed_two.amax(1),
-        lengths=torch.tensor([2]),
-        shortest=2,
-        sentences=torch.tensor([4]),
-        keys=torch.from_numpy(prefix_keys(np.array([[1, 2]]))),
-    )
+    offer(top, torch.tensor([[[0.0, -1.0], [2.0, -5.0]]]), [[1, 2]], [2], [4])
     assert listed(top, 0) == [(2.0, 4, 2)]
     assert listed(top, 1) == []
     assert bool((top.place[1] == EMPTY).all())
@@ -166,8 +157,8 @@ def test_a_cell_that_never_fires_has_no_triggers_and_no_filler():
 def test_a_tie_with_the_threshold_enters_only_if_it_comes_earlier():
     top = TopTriggers(1, 1, "none")
     for sentence in (5, 9, 3):
-        every_prefix(top, torch.ones(1, 1, 1), lengths=torch.tensor([1]), sentences=torch.tensor([sentence]))
-        top.settle()
+        offer(top, torch.ones(1, 1, 1), [[1]], [1], [sentence])
+        top.flush()
     assert listed(top, 0) == [(1.0, 3, 1)]
 
 
@@ -180,27 +171,26 @@ def test_a_dead_cell_does_not_open_the_gate_for_the_others(monkeypatch):
     for sentence in range(30):
         m = torch.randn(1, 200, 64, generator=generator)
         m[:, :, 5] = 0.0
-        every_prefix(top, m, lengths=torch.tensor([200]), sentences=torch.tensor([sentence]))
+        offer(top, m, [[1] * 200], [200], [sentence])
     assert listed(top, 5) == []
     assert offered[0] >= 63 * 10
     assert sum(offered[-5:]) < offered[0]
 
 
-def test_a_prefix_that_is_held_does_not_wait_again(monkeypatch):
+def test_a_prefix_that_is_held_is_not_pending_again(monkeypatch):
     top = TopTriggers(1, 5, "text")
-    key = torch.from_numpy(prefix_keys(np.array([[7]])))
     for sentence in range(10):
-        m = torch.ones(1, 1, 1)
-        one = torch.tensor([1])
-        best_of_rows(top, m, m[:, 0], lengths=one, shortest=1, sentences=torch.tensor([sentence]), keys=key)
-        waiting = sum(map(len, top._waiting))
-        top.settle()
-        assert waiting == (1 if sentence == 0 else 0)
+        offer(top, torch.ones(1, 1, 1), [[7]], [1], [sentence])
+        pending = sum(map(len, top._pending))
+        top.flush()
+        assert pending == (1 if sentence == 0 else 0)
     assert listed(top, 0) == [(1.0, 0, 1)]
 
 
 def test_a_place_holds_sentence_and_position():
-    sentence, position = torch.tensor([0, 123_456_789]), torch.tensor([1, (1 << 20) - 1])
+    last = (((1 << 16) - 1) << 27) | ((1 << 27) - 1)  # 16 bits of a part, 27 of a sentence in it
+    sentence, position = torch.tensor([0, 123_456_789, last]), torch.tensor([1, (1 << 20) - 1, (1 << 20) - 2])
     place = place_of(sentence, position)
+    assert 0 < int(place.min()) <= int(place.max()) < EMPTY
     assert sentence_of(place).tolist() == sentence.tolist()
     assert position_of(place).tolist() == position.tolist()

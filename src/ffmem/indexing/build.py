@@ -365,18 +365,16 @@ class _Run:
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, cpu))
         collectors = list(checkpoint.merged(self.folder, make, kept).values())
         numbers = referenced_sentences(collectors)
-        stats = self.settings.has_stats
         tables = {
             SENTENCES: (SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, kept, numbers)),
             TRIGGERS: (TRIGGER_SCHEMA, trigger_batches(collectors, numbers)),
-            CELLS: (cell_schema(stats), cell_batches(collectors, stats)),
+            CELLS: (cell_schema(collectors[0].statistics), cell_batches(collectors)),
         }
         with ThreadPoolExecutor(len(tables)) as pool:
             list(pool.map(self.write, tables, *zip(*tables.values(), strict=True)))
         progress = kept[len(kept) - 1].span.after
         padded = sum(one.padded for one in kept.values())
         real = progress.tokens + progress.sentences * self.settings.bos
-        measured = int(collectors[0].total.measured) if collectors[0].total else 0
         counts = Counts(
             records=progress.records,
             sentences=progress.sentences,
@@ -387,7 +385,7 @@ class _Run:
             sentences_kept=len(numbers),
             cut_to_context=progress.cut,
             padding_share=round(1 - real / padded, 6) if padded else 0.0,
-            measured_tokens=measured,
+            measured_tokens=collectors[0].measured,
         )
         skipped = dict(progress.skipped)
         if progress.without_tokens:

@@ -234,8 +234,6 @@ def merged(folder: RunFolder, make: Any, shards: Iterable[int]) -> dict[int, Lay
             for layer, collector in whole.items():
                 collector.merge(part[layer])
     whole = make() if whole is None else whole
-    for collector in whole.values():
-        collector.clear_sums()
     for number in sorted(shards):
         name = f"{_shard(number)}{ENDING}"
         try:

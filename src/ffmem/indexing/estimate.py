@@ -9,7 +9,7 @@ from itertools import islice
 from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import OFTEN, Corpus
 from ffmem.corpus.sources import Texts
-from ffmem.run.histogram import BINS
+from ffmem.indexing.statistics import BUILT_IN, Statistic, cell_bytes, installed_statistics
 
 SAMPLE = 400
 """Records tokenized for the estimate."""
@@ -73,8 +73,13 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
 
 
 def state_bytes(t: int, signs: int, stats: bool) -> int:
-    """Bytes a cell of a worker's state: 28 a trigger, and counts, extremes and histogram."""
-    return 28 * t * signs + (16 + 4 * BINS if stats else 0)
+    """Bytes a cell of a worker's state: 28 a trigger, and the state of its statistics."""
+    return 28 * t * signs + cell_bytes(_statistics(stats))[0]
+
+
+def _statistics(stats: bool) -> list[type[Statistic]]:
+    """What a run gathers that begins now."""
+    return [*BUILT_IN.values(), *installed_statistics().values()] if stats else []
 
 
 def estimate(
@@ -88,7 +93,7 @@ def estimate(
     workers: int = 1,
     shards: int = 1,
 ) -> Estimate:
-    """Disk for a run: 20 bytes a trigger, about 1,400 a cell's statistics, 300 a sentence, at most one a trigger, and
+    """Disk for a run: 20 bytes a trigger, about 1,400 a cell with its statistics, 300 a sentence, at most one a trigger, and
     16 a token of the vocabulary.
 
     While it is built: a state a worker, and a shard's sums and the sentences that it had at the time.
@@ -96,6 +101,7 @@ def estimate(
     triggers = cells * t * signs
     known = tokens // 20 if tokens is not None else None
     sentences, then = (most if known is None else min(most, known) for most in (triggers, triggers * shards))
-    run = 20 * triggers + (1400 if stats else 20) * cells + 300 * sentences + 16 * vocabulary
-    work = workers * cells * state_bytes(t, signs, stats) + (16 * cells * shards if stats else 0) + 300 * then
+    columns = 20 + sum(kind.row_bytes for kind in _statistics(stats))
+    run = 20 * triggers + columns * cells + 300 * sentences + 16 * vocabulary
+    work = workers * cells * state_bytes(t, signs, stats) + cell_bytes(_statistics(stats))[1] * cells * shards + 300 * then
     return Estimate(cells, tokens, run, work)

@@ -1,9 +1,10 @@
-"""The sieve on a GPU: one read of a layer's coefficients, survivors set aside, nothing told to the host.
+"""The filter on a GPU: one read of a layer's coefficients finds the few hits that matter, and nothing is told to the host.
 
-Every cell has a row of room for t + w hits: the first t are its triggers so far, sorted; behind them wait up to w
-survivors. `sift` reads a batch once; `RoomyTop.merge_waiting` lets the survivors in now and then. A hit that finds no place
-is set aside until one is free. All is exact and free of order: where there is no room aside either, a flag is raised and the
-batch is read again by the plain path (`top.best_of_rows`), which is also what the tests compare with.
+Every cell has `width` slots: the first t hold its triggers so far, sorted; the others hold pending hits. `sift` reads a
+batch once and puts the hits that pass into pending slots; `GpuTopTriggers.merge_pending` merges them in now and then. A hit
+for which no slot is free goes into an overflow list, and is offered again after the next merge. All is exact in any order:
+where the overflow list is full too a flag is raised, and the batch is read again by plain torch (`top.best_of_rows`), with
+which the tests compare.
 """
 
 from __future__ import annotations
@@ -14,82 +15,83 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.indexing import gpu_kernels
-from ffmem.indexing.statistics import Statistics
+from ffmem.indexing.coefficients import DeviceBatch
 from ffmem.indexing.top import EMPTY, POSITION_BITS, TopTriggers
 from ffmem.model.activation import Activation
 from ffmem.run.manifest import Distinct
 
 ROWS, BLOCK, COLUMNS = 8, 256, 16
-"""Sentences and cells that one program reads, and prefixes that it reads at a time. A thread has eight neighbouring cells,
-sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
+"""Sentences and cells that one program of `sift` reads, and prefixes that it reads at a time. A thread has eight
+neighbouring cells, sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
 BUSY = 2112
 """Programs that keep a large GPU busy, 16 for each processor: where there would be fewer, each reads one sentence only."""
-ACTIVATED = 8
-"""Prefixes at a time where the activation is made too, which takes registers."""
-WARPS = 1
-TALLIERS = 32
+ACTIVATED_COLUMNS = 8
+"""Prefixes that are read at a time where the activation is made too, which takes registers."""
+TALLY_PROGRAMS = 32
 """Programs a block of cells that add up what was counted."""
 PACKED = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
-"""Types of which a GPU compares two at a time; up to `FEW` columns their firings are counted two at a time."""
+"""Types of which a GPU compares two numbers at a time; up to `FEW` columns their firings are counted two at a time too."""
 FEW = (1 << 15) - 1
-SETTLERS = 4224
-"""Programs that settle survivors: 32 for each processor of a large GPU. In the beginning everything survives."""
+ADD_PROGRAMS = 4224
+"""Programs that put hits into pending slots: 32 for each processor of a large GPU. In the beginning everything passes."""
 NOTES = 4
-"""Notes a cell that there is room for, in waiting places: most are of prefixes that are held already."""
-SPILLED = 1 << 16
-"""Hits of a layer for which there is room aside, where all waiting places are taken."""
-TAKERS = 264
-"""Programs that take them back: there are few."""
-ROUNDS = 2
-"""Times at each merge that they are: a cell whose text has just changed may find many times as many as it has places for."""
-LOOKED = 128
-"""Prefixes of a survivor's sentence that are looked at together for the place where it stands."""
+"""Notes a cell that there is room for, as a multiple of its pending slots: most are of prefixes that are held already."""
+OVERFLOW = 1 << 16
+"""Hits of a layer and sign that the overflow list holds."""
+RETRY_PROGRAMS = 264
+"""Programs that offer the hits of the overflow list again: there are few."""
+RETRIES = 2
+"""Times that the overflow list is offered at each merge: a cell may find many times as many hits as it has slots at a place
+where the text changes."""
+SEARCHED = 128
+"""Prefixes of a hit's sentence that are read together to find its position."""
 PAIRS = 16
 """Hits that `merge` compares with all others at a time."""
 MOST = 256
 """The largest t that these kernels are for: `merge` compares all hits of a cell with one another."""
 
 
-class RoomyTop(TopTriggers):
-    """Top triggers with waiting places behind each cell's: what kernels fill and merge without a word to the host."""
+class GpuTopTriggers(TopTriggers):
+    """Top triggers with pending slots behind each cell's triggers, which kernels fill and merge."""
 
     def __init__(self, cells: int, t: int, distinct: Distinct, device: torch.device | str) -> None:
         super().__init__(cells, t, distinct, device)
         self.width = max(128, triton.next_power_of_2(2 * t))
-        self.rooms = (
+        self.slots = (
             torch.zeros(cells, self.width, device=device),
             torch.full((cells, self.width), EMPTY, device=device),
             torch.zeros(cells, self.width, 2, dtype=torch.int64, device=device),
         )
-        self.coefficient, self.place, self.key = (room[:, :t] for room in self.rooms)
-        self.taken = torch.zeros(cells, dtype=torch.int32, device=device)
+        self.coefficient, self.place, self.key = (slots[:, :t] for slots in self.slots)
+        self.pending = torch.zeros(cells, dtype=torch.int32, device=device)
+        """Pending hits of each cell; more than there are slots where some found none."""
         self.bound = torch.zeros(cells, device=device)
-        """The thresholds side by side, as the kernels read them."""
-        self.set_aside = [_room_aside(device) for _ in range(2)]
-        """Hits without a place, in the first one; those that find none again go into the second, which is then the first."""
-        # Each begins where memory is aligned alike, or a kernel would be compiled for one and for the other.
-        self.aside = [torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2)]
-        """How many are in either."""
+        """The thresholds side by side in memory, as the kernels read them."""
+        # One tensor each, so that all are aligned alike: a kernel is compiled once for each alignment.
+        self.overflow = [_overflow_list(device) for _ in range(2)]
+        """Hits that found no slot, in the first list. Those that find none again go into the second, and the two change
+        places."""
+        self.overflow_count = [torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2)]
         self.lost = torch.zeros(1, dtype=torch.int32, device=device)
-        """Whether a hit was lost for want of room even there."""
+        """Above 0 once a hit has been lost because the overflow list was full."""
 
     @property
-    def places(self) -> int:
-        """Hits that may wait at one cell."""
+    def pending_slots(self) -> int:
+        """How many hits of one cell may be pending."""
         return self.width - self.t
 
-    def merge_waiting(self) -> None:
-        """Let the waiting hits in, and of those that were set aside as many as find a place."""
-        with torch.cuda.device_of(self.taken):
+    def merge_pending(self) -> None:
+        """Merge the pending hits into the triggers, and those of the overflow list as far as slots become free."""
+        with torch.cuda.device_of(self.pending):
             self._merge()
-            for _ in range(ROUNDS):
-                self._take_back()
+            for _ in range(RETRIES):
+                self._retry_overflow()
                 self._merge()
 
     def _merge(self) -> None:
         gpu_kernels.merge[(self.cells,)](
-            *self.rooms,
-            self.taken,
+            *self.slots,
+            self.pending,
             self.bound,
             self.t,
             self.width,
@@ -99,31 +101,31 @@ class RoomyTop(TopTriggers):
             num_warps=4,
         )
 
-    def _take_back(self) -> None:
-        gpu_kernels.take_back[(TAKERS,)](
-            *self.rooms,
-            self.taken,
-            *self.set_aside[0],
-            self.aside[0],
-            *self.set_aside[1],
-            self.aside[1],
+    def _retry_overflow(self) -> None:
+        gpu_kernels.retry_overflow[(RETRY_PROGRAMS,)](
+            *self.slots,
+            self.pending,
+            *self.overflow[0],
+            self.overflow_count[0],
+            *self.overflow[1],
+            self.overflow_count[1],
             self.lost,
             self.t,
             self.width,
             WIDTH=self.width,
-            SPILLED=SPILLED,
+            OVERFLOW=OVERFLOW,
             num_warps=1,
         )
-        self.aside[0].zero_()
-        self.set_aside.reverse()
-        self.aside.reverse()
+        self.overflow_count[0].zero_()
+        self.overflow.reverse()
+        self.overflow_count.reverse()
 
-    def settle(self) -> None:
-        """Let in all hits, those that came by the plain path too. Whether one was lost is seen before: by `troubles`."""
-        self.merge_waiting()
-        while self.aside[0].item():
-            self.merge_waiting()
-        super().settle()
+    def flush(self) -> None:
+        """Merge in all pending hits, also those of the plain path; a lost one does not show here, but in `lost`."""
+        self.merge_pending()
+        while self.overflow_count[0].item():
+            self.merge_pending()
+        super().flush()
         self.bound.copy_(self.threshold)
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -131,105 +133,102 @@ class RoomyTop(TopTriggers):
         self.bound.copy_(self.threshold)
 
 
-def _room_aside(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For cell, coefficient, place and key of hits that find no place."""
+def _overflow_list(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for the cell, coefficient, place and key of `OVERFLOW` hits."""
     return (
-        torch.zeros(SPILLED, dtype=torch.int64, device=device),
-        torch.zeros(SPILLED, device=device),
-        torch.zeros(SPILLED, dtype=torch.int64, device=device),
-        torch.zeros(SPILLED, 2, dtype=torch.int64, device=device),
+        torch.zeros(OVERFLOW, dtype=torch.int64, device=device),
+        torch.zeros(OVERFLOW, device=device),
+        torch.zeros(OVERFLOW, dtype=torch.int64, device=device),
+        torch.zeros(OVERFLOW, 2, dtype=torch.int64, device=device),
     )
 
 
 def sift(
     m: Float[Tensor, "batch columns cells"],
     rows: range,
+    batch: DeviceBatch,
     *,
-    start: int,
-    lengths: Int[Tensor, " batch"],
-    sentences: Int[Tensor, " batch"],
-    keys: Int[Tensor, "batch pos 2"],
-    tops: list[RoomyTop],
-    statistics: Statistics | None,
-    odd: Int[Tensor, "1"],
+    tops: list[GpuTopTriggers],
+    counts: dict[str, Tensor],
+    nonfinite: Int[Tensor, "1"],
     activation: Activation | None = None,
     x: Float[Tensor, "batch columns cells"] | None = None,
 ) -> None:
-    """Read these rows of a batch once: survivors to their waiting places, firings and extremes to the statistics.
+    """Read these rows of a batch once: hits that pass go to their cells' pending slots, what was counted to `counts`.
 
-    `tops` are the positive triggers and, where they are wanted, the negative ones; `start` is the first token's column.
-    What is not finite raises `odd`. With an activation, `x` is what goes into it: these rows of `m`, padding included, are
-    made from it on the way.
+    `tops` are the positive triggers and, where they are wanted, the negative ones. `counts` has a layer's tensors of
+    `active`, `maximum` and `minimum`, or is empty. What is not finite raises `nonfinite`. With an activation, `x` is what
+    goes into it: these rows of `m`, padding included, are made from it on the way.
     """
     high, low = tops[0], tops[-1]
     cells, blocks = m.shape[2], triton.cdiv(m.shape[2], BLOCK)
     each = ROWS if len(rows) * blocks >= ROWS * BUSY else 1
     groups = triton.cdiv(len(rows), each)
-    most = min(len(rows), NOTES * high.places) * cells
+    most = min(len(rows), NOTES * high.pending_slots) * cells
     noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
     lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
     notes = (lines[0], lines[1], lines[2].view(torch.float32))
-    counted = (odd, odd, odd)
-    if statistics:
+    by_group = (nonfinite, nonfinite, nonfinite)  # any pointer: the kernel does not touch them without counts
+    if counts:
         extremes = torch.empty(2, groups, cells, dtype=m.dtype, device=m.device)
-        counted = (torch.empty(groups, cells, dtype=torch.int32, device=m.device), extremes[0], extremes[1])
+        by_group = (torch.empty(groups, cells, dtype=torch.int32, device=m.device), extremes[0], extremes[1])
     packed = PACKED.get(m.dtype, "") if m.is_cuda and m.shape[1] <= FEW else ""
     gpu_kernels.sift[(blocks, groups)](
         m if x is None else x,
         m,
         m if activation is None or activation.table is None else activation.table,
-        lengths,
+        batch.lengths,
         high.bound,
         low.bound,
         noted,
         *notes,
-        *counted,
-        odd,
+        *by_group,
+        nonfinite,
         rows.start,
         rows.stop,
         cells,
-        start,
+        batch.start,
         m.shape[1],
         m.stride(0),
         m.stride(1),
         most,
         NEGATIVE=len(tops) > 1,
-        STATISTICS=statistics is not None,
+        STATISTICS=bool(counts),
         ACTIVATION=activation.kind if activation else "",
         PACKED=packed,
         ROWS=each,
         BLOCK=BLOCK,
-        COLUMNS=ACTIVATED if activation else COLUMNS,
-        num_warps=WARPS,
+        COLUMNS=ACTIVATED_COLUMNS if activation else COLUMNS,
+        num_warps=1,
     )
-    if statistics:
-        gpu_kernels.tally[(blocks, TALLIERS)](
-            *counted,
-            statistics.active,
-            statistics.maximum,
-            statistics.minimum,
+    if counts:
+        gpu_kernels.tally[(blocks, TALLY_PROGRAMS)](
+            *by_group,
+            counts["active"],
+            counts["maximum"],
+            counts["minimum"],
             groups,
             cells,
             BLOCK=BLOCK,
             num_warps=1,
         )
     for side, top in enumerate(tops):
-        gpu_kernels.settle[(SETTLERS,)](
+        gpu_kernels.add_noted[(ADD_PROGRAMS,)](
             m,
-            lengths,
-            sentences,
-            keys,
-            *top.rooms,
-            top.taken,
-            *top.set_aside[0],
-            top.aside[0],
+            batch.lengths,
+            batch.sentences,
+            batch.keys,
+            *top.slots,
+            top.pending,
+            *top.overflow[0],
+            top.overflow_count[0],
             top.lost,
             noted[side:],
             *(part[side] for part in notes),
-            start,
+            batch.start,
             m.stride(0),
             m.stride(1),
-            keys.stride(0),
+            batch.keys.stride(0),
             top.t,
             top.width,
             most,
@@ -237,7 +236,7 @@ def sift(
             NEGATIVE=side > 0,
             BY_SENTENCE=top.distinct == "sentence",
             WIDTH=top.width,
-            SPILLED=SPILLED,
-            COLUMNS=LOOKED,
+            OVERFLOW=OVERFLOW,
+            COLUMNS=SEARCHED,
             num_warps=1,
         )

@@ -1,6 +1,8 @@
-"""The kernels of the sieve: `sift` reads a batch once and notes every hit that passes its cell's threshold, `tally` adds up
-what was counted, `settle` gives the few survivors their waiting places, `merge` lets them in, and `take_back` gives the
-places that are free then to survivors that found none before.
+"""The kernels of the filter, which `gpu.py` launches.
+
+`sift` reads a batch once and notes every hit that passes its cell's threshold, `tally` adds up what was counted, `add_noted`
+puts the noted hits into their cells' pending slots, `merge` merges these into the triggers, and `retry_overflow` puts hits
+that found no slot before into those that are free then.
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def _larger(one, other):
+    """The larger number; what is not a number is the larger."""
     return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 @no_type_check
 def _smaller(one, other):
+    """The smaller number; what is not a number is the smaller."""
     return tl.minimum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 @no_type_check
 def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
-    """Write down sentence, cell and coefficient of every survivor; what finds no line is counted all the same."""
+    """Note row, cell and coefficient of every hit that passes; one that finds no line is counted all the same."""
     one = passes.to(tl.int32)
     line = tl.atomic_add(noted, tl.sum(one, 0)) + tl.cumsum(one, 0) - 1
     passes = passes & (line < most)
@@ -38,26 +42,28 @@ def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
 @triton.jit
 @no_type_check
 def _two_at_once(code: tl.constexpr, one, other):
+    """An instruction that works on two 16-bit numbers in each register."""
     return tl.inline_asm_elementwise(code, "=r,r,r", [one, other], dtype=one.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
 @no_type_check
 def _larger_of(one, other, PACKED: tl.constexpr):
-    """The larger of each pair; what is not a number wins."""
+    """The larger of each pair of numbers; what is not a number is the larger."""
     return _larger(one, other) if PACKED == "" else _two_at_once("max.NaN." + PACKED + " $0, $1, $2;", one, other)
 
 
 @triton.jit
 @no_type_check
 def _smaller_of(one, other, PACKED: tl.constexpr):
+    """The smaller of each pair of numbers; what is not a number is the smaller."""
     return _smaller(one, other) if PACKED == "" else _two_at_once("min.NaN." + PACKED + " $0, $1, $2;", one, other)
 
 
 @triton.jit
 @no_type_check
 def _count(fired, found, real, PACKED: tl.constexpr):
-    """Firings, one more where `found` is above 0. The bits of such a number, taken as an integer, are above 0 too."""
+    """The count of firings, one more where `found` is above 0. The bits of such a number, as an integer, are above 0 too."""
     if PACKED == "":
         fired += (real & (found > 0)).to(tl.int32)
     else:
@@ -69,7 +75,7 @@ def _count(fired, found, real, PACKED: tl.constexpr):
 @triton.jit
 @no_type_check
 def _activated(x, table, ACTIVATION: tl.constexpr, PACKED: tl.constexpr):
-    """A function of 16-bit numbers is a table of their bits."""
+    """What the activation makes of x; a function of 16-bit numbers is looked up in a table by their bits."""
     if ACTIVATION == "relu":
         m = _larger_of(x, tl.zeros_like(x), PACKED)
     else:
@@ -93,7 +99,7 @@ def sift(
     group_fired,
     group_highest,
     group_lowest,
-    odd,
+    nonfinite,
     first_row,
     rows,
     cells,
@@ -110,7 +116,7 @@ def sift(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The hot one: a few sentences, a block of cells. It only notes survivors, so that it needs few registers.
+    """Read a few sentences and a block of cells: the hot loop. It only notes the hits, so that it needs few registers.
 
     The last sentences come first: what was written last is still in the cache.
     """
@@ -126,7 +132,7 @@ def sift(
         fired = tl.zeros((BLOCK,), tl.int32)
         highest = never
         lowest = always
-    strange = tl.zeros((BLOCK,), tl.int1)
+    infinite = tl.zeros((BLOCK,), tl.int1)
     for number in range(ROWS):
         row = first_row + group * ROWS + number
         if row < rows:
@@ -163,13 +169,13 @@ def sift(
                         firings = _count(firings, found, real, PACKED)
                 begin += COLUMNS
             high = best.to(tl.float32)
-            strange = strange | ~(high < float("inf"))
+            infinite = infinite | ~(high < float("inf"))
             passes = inside & (high > 0) & (high >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
                 _note(passes, high, row, cell, noted, note_row, note_cell, note_best, most)
             if NEGATIVE or STATISTICS:
                 low = -worst.to(tl.float32)
-                strange = strange | ~(low < float("inf"))
+                infinite = infinite | ~(low < float("inf"))
             if STATISTICS:
                 highest = _larger_of(highest, best, PACKED)
                 lowest = _smaller_of(lowest, worst, PACKED)
@@ -179,8 +185,8 @@ def sift(
                 if tl.max(passes.to(tl.int32), 0) > 0:
                     # The second half of the notes is for negatives.
                     _note(passes, low, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
-    if tl.max((inside & strange).to(tl.int32), 0) > 0:
-        tl.store(odd, 1)
+    if tl.max((inside & infinite).to(tl.int32), 0) > 0:
+        tl.store(nonfinite, 1)
     if STATISTICS:
         at = group.to(tl.int64) * cells + cell
         tl.store(group_fired + at, fired, mask=inside)
@@ -191,7 +197,7 @@ def sift(
 @triton.jit(do_not_specialize=["groups"])
 @no_type_check
 def tally(group_fired, group_highest, group_lowest, active, maximum, minimum, groups, cells, BLOCK: tl.constexpr):
-    """Add the counts of all groups of sentences to a layer's."""
+    """Add the firings and extremes of all groups of sentences to those of the layer."""
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     fired = tl.zeros((BLOCK,), tl.int64)
@@ -215,24 +221,24 @@ def tally(group_fired, group_highest, group_lowest, active, maximum, minimum, gr
 
 @triton.jit
 @no_type_check
-def _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH: tl.constexpr):
-    """Give a hit a waiting place, unless it cannot become a trigger; 1 where all places are taken, else 0.
+def _add_pending(cell, best, where, one, two, coefficient, place, key, pending, t, width, WIDTH: tl.constexpr):
+    """Put a hit into a pending slot, unless it cannot become a trigger; 1 where no slot is free, else 0.
 
-    "The" opens very many sentences: a prefix that is held, or waits, would pass again and again. A hit that waits may be
-    only half written when it is looked at; its place was empty before, so it is not taken for another.
+    "The" opens very many sentences: a prefix that is held, or pending, would pass again and again. A pending hit may be
+    only half written when it is compared; its slot was empty before, so it is not taken for another.
     """
     slot = tl.arange(0, WIDTH)
-    used = slot < t + tl.minimum(tl.load(taken + cell), width - t)
-    room = cell * width + slot
-    held = tl.load(coefficient + room, mask=used, other=0.0)
-    held_place = tl.load(place + room, mask=used, other=0)
-    same = used & (tl.load(key + 2 * room, mask=used, other=0) == one)
-    same = same & (tl.load(key + 2 * room + 1, mask=same, other=0) == two)
+    used = slot < t + tl.minimum(tl.load(pending + cell), width - t)
+    at = cell * width + slot
+    held = tl.load(coefficient + at, mask=used, other=0.0)
+    held_place = tl.load(place + at, mask=used, other=0)
+    same = used & (tl.load(key + 2 * at, mask=used, other=0) == one)
+    same = same & (tl.load(key + 2 * at + 1, mask=same, other=0) == two)
     # Better, or equal and earlier: as a hit of the same prefix, or as the last trigger.
     before = (held > best) | ((held == best) & (held_place <= where))
-    without = 0
+    no_slot = 0
     if tl.max((before & (same | (slot == t - 1))).to(tl.int32), 0) == 0:
-        free = tl.atomic_add(taken + cell, 1)
+        free = tl.atomic_add(pending + cell, 1)
         if free < width - t:
             mine = cell * width + t + free
             tl.store(coefficient + mine, best)
@@ -240,16 +246,18 @@ def _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width
             tl.store(key + 2 * mine, one)
             tl.store(key + 2 * mine + 1, two)
         else:
-            without = 1
-    return without
+            no_slot = 1
+    return no_slot
 
 
 @triton.jit
 @no_type_check
-def _set_aside(cell, best, where, one, two, cells, coefficients, places, keys, aside, lost, SPILLED: tl.constexpr):
-    """Keep a hit that found no waiting place; where there is no room either, say so."""
-    at = tl.atomic_add(aside, 1)
-    if at < SPILLED:
+def _add_overflow(
+    cell, best, where, one, two, cells, coefficients, places, keys, overflow_count, lost, OVERFLOW: tl.constexpr
+):
+    """Put a hit that found no slot into the overflow list; where that is full, raise the flag that one was lost."""
+    at = tl.atomic_add(overflow_count, 1)
+    if at < OVERFLOW:
         tl.store(cells + at, cell)
         tl.store(coefficients + at, best)
         tl.store(places + at, where)
@@ -261,7 +269,7 @@ def _set_aside(cell, best, where, one, two, cells, coefficients, places, keys, a
 
 @triton.jit(do_not_specialize=["start", "key_stride"])
 @no_type_check
-def settle(
+def add_noted(
     m,
     lengths,
     sentences,
@@ -269,12 +277,12 @@ def settle(
     coefficient,
     place,
     key,
-    taken,
-    spilled_cell,
-    spilled_coefficient,
-    spilled_place,
-    spilled_key,
-    aside,
+    pending,
+    overflow_cell,
+    overflow_coefficient,
+    overflow_place,
+    overflow_key,
+    overflow_count,
     lost,
     noted,
     note_row,
@@ -291,10 +299,10 @@ def settle(
     NEGATIVE: tl.constexpr,
     BY_SENTENCE: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPILLED: tl.constexpr,
+    OVERFLOW: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Each noted survivor: find where in its sentence it stands, and give it a place; set it aside if there is none."""
+    """Find each noted hit's position in its sentence, and put it into a pending slot, or else into the overflow list."""
     count = tl.load(noted)
     if count > most:
         tl.store(lost, 1)
@@ -319,59 +327,70 @@ def settle(
         own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
         one = tl.load(keys + own)
         two = tl.load(keys + own + 1)
-        if _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH) > 0:
-            _set_aside(
+        if _add_pending(cell, best, where, one, two, coefficient, place, key, pending, t, width, WIDTH) > 0:
+            _add_overflow(
                 cell,
                 best,
                 where,
                 one,
                 two,
-                spilled_cell,
-                spilled_coefficient,
-                spilled_place,
-                spilled_key,
-                aside,
+                overflow_cell,
+                overflow_coefficient,
+                overflow_place,
+                overflow_key,
+                overflow_count,
                 lost,
-                SPILLED,
+                OVERFLOW,
             )
         line += tl.num_programs(0)
 
 
 @triton.jit
 @no_type_check
-def take_back(
+def retry_overflow(
     coefficient,
     place,
     key,
-    taken,
-    spilled_cell,
-    spilled_coefficient,
-    spilled_place,
-    spilled_key,
-    aside,
+    pending,
+    overflow_cell,
+    overflow_coefficient,
+    overflow_place,
+    overflow_key,
+    overflow_count,
     again_cell,
     again_coefficient,
     again_place,
     again_key,
-    again,
+    again_count,
     lost,
     t,
     width,
     WIDTH: tl.constexpr,
-    SPILLED: tl.constexpr,
+    OVERFLOW: tl.constexpr,
 ):
-    """Those that were set aside, once the waiting places are empty again; what finds none is set aside again, elsewhere."""
-    count = tl.minimum(tl.load(aside), SPILLED)
+    """Offer the hits of the overflow list again after a merge; one that finds no slot again goes into the other list."""
+    count = tl.minimum(tl.load(overflow_count), OVERFLOW)
     line = tl.program_id(0)
     while line < count:
-        cell = tl.load(spilled_cell + line)
-        best = tl.load(spilled_coefficient + line)
-        where = tl.load(spilled_place + line)
-        one = tl.load(spilled_key + 2 * line)
-        two = tl.load(spilled_key + 2 * line + 1)
-        if _offer(cell, best, where, one, two, coefficient, place, key, taken, t, width, WIDTH) > 0:
-            _set_aside(
-                cell, best, where, one, two, again_cell, again_coefficient, again_place, again_key, again, lost, SPILLED
+        cell = tl.load(overflow_cell + line)
+        best = tl.load(overflow_coefficient + line)
+        where = tl.load(overflow_place + line)
+        one = tl.load(overflow_key + 2 * line)
+        two = tl.load(overflow_key + 2 * line + 1)
+        if _add_pending(cell, best, where, one, two, coefficient, place, key, pending, t, width, WIDTH) > 0:
+            _add_overflow(
+                cell,
+                best,
+                where,
+                one,
+                two,
+                again_cell,
+                again_coefficient,
+                again_place,
+                again_key,
+                again_count,
+                lost,
+                OVERFLOW,
             )
         line += tl.num_programs(0)
 
@@ -382,7 +401,7 @@ def merge(
     coefficient,
     place,
     key,
-    taken,
+    pending,
     bound,
     t,
     width,
@@ -390,11 +409,11 @@ def merge(
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """A cell's triggers and the hits that wait, sorted, repeated prefixes dropped; the waiting places are empty again."""
+    """Sort a cell's triggers and pending hits, drop repeated prefixes, and empty the pending slots."""
     cell = tl.program_id(0)
-    waiting = tl.load(taken + cell)
-    if waiting > 0:
-        used = t + tl.minimum(waiting, width - t)
+    count = tl.load(pending + cell)
+    if count > 0:
+        used = t + tl.minimum(count, width - t)
         begin = cell.to(tl.int64) * width
         mine = tl.arange(0, WIDTH)
         c = tl.load(coefficient + begin + mine, mask=mine < used, other=0.0)
@@ -424,7 +443,7 @@ def merge(
             rank += tl.sum((both & worse & (o_repeated == 0)[None, :]).to(tl.int32), 1)
             first += PAIRS
         tl.debug_barrier()
-        tl.store(taken + cell, 0)
+        tl.store(pending + cell, 0)
         behind = (mine >= t) & (mine < used)
         tl.store(coefficient + begin + mine, 0.0, mask=behind)
         tl.store(place + begin + mine, EMPTY, mask=behind)

@@ -38,7 +38,7 @@ WIDE, NARROW = {True: 4, False: 3}, 8
 FUSED = 256
 """The largest t that the kernels are for."""
 SPILLED = 2 * 36 << 16
-"""Bytes that they keep, a layer and sign, for hits that find no waiting place."""
+"""Bytes that they keep, a layer and sign, for hits that find no slot."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Memory:
 
     weights: int
     state: int
-    """Triggers, waiting places and statistics of all cells."""
+    """Triggers, pending slots and statistics of all cells."""
     activations: int
     """Of a batch."""
     batch_tokens: int
@@ -235,12 +235,12 @@ def plan(
 
 
 def held_bytes(t: int, signs: int, stats: bool, *, fused: bool) -> int:
-    """Bytes a cell that a collector holds where it works: kernels keep waiting places behind a cell's triggers.
+    """Bytes a cell that a collector holds where it works: kernels keep pending slots behind a cell's triggers.
 
-    A hit is a coefficient, a place and a key. Statistics are of all shards and of this one; of the last one, two sums.
+    A hit is a coefficient, a place and a key. Two sums of floats are of this shard, and two of the last one.
     """
     places = max(128, 1 << (2 * t - 1).bit_length()) if fused else t
-    return signs * (28 * places + 8 * fused) + (2 * (4 * BINS + 32) + 16) * stats
+    return signs * (28 * places + 8 * fused) + (4 * BINS + 48) * stats
 
 
 def _memory(shape: Shape, t: int, signs: int, stats: bool, gpu_memory: int | float, device: str, dtype: str) -> Memory:

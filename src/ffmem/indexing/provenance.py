@@ -15,7 +15,7 @@ import ffmem
 from ffmem.corpus.plan import Corpus
 from ffmem.corpus.sample import Sample
 from ffmem.errors import RunError
-from ffmem.indexing.statistics import sample_every
+from ffmem.indexing.statistics import installed_statistics, sample_every
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
 from ffmem.run.manifest import CorpusFacts, Manifest, ModelFacts, Settings, TokenizerFacts
@@ -103,6 +103,8 @@ def resolve(wanted: dict[str, Any], about: Callable[[], int | None], subject: Su
         settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"
     if settings["stats"] == "sample":
         settings["stats_every"] = sample_every(kind, about())
+    if settings["stats"] != "off":
+        settings["statistics"] = list(installed_statistics())
     return Settings(**settings)
 
 

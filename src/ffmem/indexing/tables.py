@@ -1,4 +1,4 @@
-"""The tables of a finished run: their columns, and how they are made from the state of a pass."""
+"""The tables of a finished run: their columns, and how they are made from what the collectors hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from ffmem.corpus.tokens import Sentences
 from ffmem.indexing.collect import LayerCollector
-from ffmem.indexing.statistics import Statistics
+from ffmem.indexing.statistics import LayerStatistics
 from ffmem.indexing.top import TopTriggers, position_of, sentence_of
 
 TRIGGER_SCHEMA = pa.schema(
@@ -31,17 +30,6 @@ CELL_SCHEMA = pa.schema(
         ("first_trigger", pa.int64()),
         ("positive_triggers", pa.int16()),
         ("negative_triggers", pa.int16()),
-    ]
-)
-STATISTICS_SCHEMA = pa.schema(
-    [
-        ("active", pa.int64()),
-        ("maximum", pa.float32()),
-        ("minimum", pa.float32()),
-        ("mean", pa.float64()),
-        ("variance", pa.float64()),
-        ("bins", pa.list_(pa.int16())),
-        ("counts", pa.list_(pa.int32())),
     ]
 )
 SENTENCE_SCHEMA = pa.schema(
@@ -63,6 +51,7 @@ def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 def sentence_batch(numbers: Int[np.ndarray, " n"], sentences: Sentences) -> pa.RecordBatch:
+    """Some sentences, which have these numbers, as rows of the table of sentences."""
     offsets = pa.array(np.append(0, sentences.stops).astype(np.int32))
     columns = [
         pa.array(numbers, pa.int64()),
@@ -74,6 +63,7 @@ def sentence_batch(numbers: Int[np.ndarray, " n"], sentences: Sentences) -> pa.R
 
 
 def token_batch(texts: list[str]) -> pa.RecordBatch:
+    """The table of tokens: the text of each id."""
     return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=TOKEN_SCHEMA)
 
 
@@ -87,7 +77,7 @@ def referenced_sentences(collectors: Iterable[LayerCollector]) -> Int[np.ndarray
 
 
 def each_once(numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
-    """The different ones among numbers, in order. A sort is several times as fast as what numpy.unique does.
+    """The different ones among some numbers, in order. A sort is several times as fast as numpy.unique.
 
     >>> each_once(np.array([7, 3, 7])).tolist()
     [3, 7]
@@ -97,7 +87,10 @@ def each_once(numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
 
 
 def trigger_batches(collectors: Iterable[LayerCollector], numbers: Int[np.ndarray, " n"]) -> Iterator[pa.RecordBatch]:
-    """Triggers ordered by layer, cell, sign (positive first) and rank: a batch a layer."""
+    """The table of triggers, ordered by layer, cell, sign (positive first) and rank; a batch holds one layer.
+
+    `numbers` are those of the sentences in the table of sentences, in order.
+    """
     for collector in collectors:
         yield _trigger_batch(list(collector.top.values()), numbers)
 
@@ -119,8 +112,11 @@ def _trigger_batch(tops: list[TopTriggers], numbers: Int[np.ndarray, " n"]) -> p
     return pa.RecordBatch.from_arrays(columns, schema=TRIGGER_SCHEMA)
 
 
-def cell_batches(collectors: Iterable[LayerCollector], stats: bool) -> Iterator[pa.RecordBatch]:
-    """Every cell with the place of its triggers and, where they were gathered, its statistics: a batch a layer."""
+def cell_batches(collectors: Iterable[LayerCollector]) -> Iterator[pa.RecordBatch]:
+    """Every cell with the row of its first trigger, how many it has and, where they were gathered, its statistics.
+
+    A batch holds one layer.
+    """
     first = 0
     for collector in collectors:
         counts = {sign: (top.coefficient > 0).sum(1).cpu().numpy() for sign, top in collector.top.items()}
@@ -134,35 +130,11 @@ def cell_batches(collectors: Iterable[LayerCollector], stats: bool) -> Iterator[
             pa.array(begins, pa.int64()),
             pa.array(positive.astype(np.int16), pa.int16()),
             pa.array(negative.astype(np.int16), pa.int16()),
+            *(collector.statistics.columns() if collector.statistics else ()),
         ]
-        if stats:
-            assert collector.total is not None
-            columns += _statistics_columns(collector.total)
-        yield pa.RecordBatch.from_arrays(columns, schema=cell_schema(stats))
+        yield pa.RecordBatch.from_arrays(columns, schema=cell_schema(collector.statistics))
 
 
-def cell_schema(stats: bool) -> pa.Schema:
-    return pa.schema([*CELL_SCHEMA, *STATISTICS_SCHEMA]) if stats else CELL_SCHEMA
-
-
-def _statistics_columns(total: Statistics) -> list[pa.Array]:
-    measured = max(1, int(total.measured))
-    mean = (total.sum / measured).cpu().numpy()
-    variance = np.maximum((total.squares / measured).cpu().numpy() - mean**2, 0.0)
-    cells, bins = (column.cpu().numpy() for column in total.histogram.nonzero(as_tuple=True))
-    counts = _numpy(total.histogram)[cells, bins]
-    offsets = np.searchsorted(cells, np.arange(len(mean) + 1)).astype(np.int32)
-    return [
-        pa.array(_numpy(total.active), pa.int64()),
-        # Which of 0 and -0 is the larger depends on the order in which they come: one zero for all.
-        pa.array(_numpy(total.maximum) + 0.0, pa.float32()),
-        pa.array(_numpy(total.minimum) + 0.0, pa.float32()),
-        pa.array(mean, pa.float64()),
-        pa.array(variance, pa.float64()),
-        pa.ListArray.from_arrays(offsets, pa.array(bins.astype(np.int16), pa.int16())),
-        pa.ListArray.from_arrays(offsets, pa.array(counts, pa.int32())),
-    ]
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.cpu().numpy()
+def cell_schema(statistics: LayerStatistics | None) -> pa.Schema:
+    """The columns of the table of cells: those that every run has, and those of the statistics that were gathered."""
+    return pa.schema([*CELL_SCHEMA, *(statistics.schema if statistics else ())])

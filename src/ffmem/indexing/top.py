@@ -9,24 +9,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ffmem.indexing.coefficients import Coefficients
 from ffmem.run.manifest import Distinct
 
 DISTINCT: tuple[Distinct, ...] = get_args(Distinct)
 POSITION_BITS = 20
+"""The lower bits of a place hold a position; the 43 above them, a sentence's number; the sign bit is never set."""
 EMPTY = torch.iinfo(torch.int64).max
-GATHER = 1 << 22
-"""Coefficients gathered at a time to find where in its row a survivor stands."""
+"""The place of a slot that holds no trigger: behind all others."""
+GATHERED = 1 << 22
+"""Coefficients gathered at a time to find where in its sentence a hit stands."""
+COMPARED = 1 << 20
+"""Up to so many comparisons of a new hit's key with the held ones, it is worth while to drop repeated prefixes at once."""
 CANDIDATES = 1 << 23
 """Hits that are looked at together: the first batches, without thresholds, offer very many."""
 DENSE = 12
-"""Where more than one in so many pass, looking at every row is cheaper than gathering."""
+"""Where more than one pair of sentence and cell in so many passes, reading every row is cheaper than gathering some."""
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Flat candidates: a cell, its coefficient, where it was, and what makes it distinct.
+    """Prefixes that may become triggers, one an entry: the cell, its coefficient there, the place and the key.
 
-    `place` is sentence · 2^20 + position, so that the order of places is the order of ties.
+    `place` is sentence · 2^20 + position, so that the order of places is the order of ties. Two hits of a cell with the same
+    `key`, a 128-bit hash, count as one.
     """
 
     cell: Int[Tensor, " n"]
@@ -51,24 +57,27 @@ class Hits:
 
 
 def place_of(sentence: Int[Tensor, "*n"], position: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """One integer for a sentence's number and a position in it; comparing two of them is comparing ties."""
     return (sentence << POSITION_BITS) | position
 
 
 def sentence_of(place: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """The sentence's number of a place; that of an unused slot is behind all sentences."""
     return place >> POSITION_BITS
 
 
 def position_of(place: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """The position of a place: the length of the prefix in tokens."""
     return place & ((1 << POSITION_BITS) - 1)
 
 
 class TopTriggers:
     """The t best hits of each cell of one layer; only positive coefficients count.
 
-    Rows are sorted by coefficient, then by place; an unused slot has coefficient 0 and place `EMPTY`. Hits with the
-    same key count as one, the best of them, however much they differ (with `distinct="none"` keys are ignored). A hit
-    below its cell's threshold, the t-th best so far, can never enter again, so it is dropped at once; the few survivors
-    are kept aside and let in now and then.
+    The t slots of a cell are sorted by coefficient, then by place; an unused one has coefficient 0 and place `EMPTY`. Hits
+    with the same key count as one, the best of them (with `distinct="none"` keys are ignored). A hit below its cell's
+    threshold, the t-th best so far, can never enter again, so it is dropped at once; the few others are pending until
+    `flush` merges them in, now and then.
     """
 
     def __init__(self, cells: int, t: int, distinct: Distinct, device: torch.device | str = "cpu") -> None:
@@ -77,8 +86,9 @@ class TopTriggers:
         self.place = torch.full((cells, t), EMPTY, device=device)
         self.key = torch.zeros(cells, t, 2, dtype=torch.int64, device=device)
         self.full = False
-        self._waiting: list[Hits] = []
-        self._count = 0
+        """Whether every cell has t triggers, so that every threshold is above 0."""
+        self._pending: list[Hits] = []
+        self._pending_count = 0
 
     @property
     def threshold(self) -> Float[Tensor, " cells"]:
@@ -86,7 +96,7 @@ class TopTriggers:
         return self.coefficient[:, -1]
 
     def passes(self, best: Float[Tensor, "n cells"]) -> tuple[Int[Tensor, " k"], Int[Tensor, " k"]]:
-        """Row and cell of every coefficient at or above its cell's threshold (and above 0)."""
+        """Row and cell of every coefficient that is above 0 and not below its cell's threshold."""
         mask = best >= self.threshold.to(best.dtype)
         if not self.full:
             mask &= best > 0
@@ -94,29 +104,29 @@ class TopTriggers:
         return rows, cells
 
     def add(self, hits: Hits) -> None:
-        """Take candidates that passed the threshold; those equal to it enter only if they come earlier."""
+        """Take hits that passed the threshold; one that equals it enters only if its place is before the last trigger's."""
         hits = Hits(hits.cell, hits.coefficient.float(), hits.place, hits.key)
         late = hits.coefficient == self.threshold[hits.cell]
         if late.any():
             late &= hits.place > self.place[:, -1][hits.cell]
             hits = hits[~late]
-        if self.distinct != "none" and len(hits) * self.t <= GATHER // 4:
-            # "The" opens very many sentences: a prefix that is held already would pass again and again.
+        if self.distinct != "none" and len(hits) * self.t <= COMPARED:
+            # "The" opens very many sentences: a prefix that is held already would be pending again and again.
             held = (self.key[hits.cell] == hits.key[:, None]).all(-1)
             better = self.coefficient[hits.cell] - hits.coefficient[:, None]
             earlier = self.place[hits.cell] <= hits.place[:, None]
             hits = hits[~(held & ((better > 0) | ((better == 0) & earlier))).any(1)]
         if len(hits):
-            self._waiting.append(hits)
-            self._count += len(hits)
-        if self._count > self.cells * self.t // 2:
-            self.settle()
+            self._pending.append(hits)
+            self._pending_count += len(hits)
+        if self._pending_count > self.cells * self.t // 2:
+            self.flush()
 
-    def settle(self) -> None:
-        """Let the survivors in: sort all, drop repeated keys, keep the first t of each cell."""
-        if not self._waiting:
+    def flush(self) -> None:
+        """Merge the pending hits in: sort all, drop repeated keys, keep the first t of each cell."""
+        if not self._pending:
             return
-        hits = Hits.cat([self._held(), *self._waiting])
+        hits = Hits.cat([self._held(), *self._pending])
         order = _order(hits)
         if self.distinct != "none":
             order = order[_first_of_each_key(hits.cell[order], hits.key[order])]
@@ -130,94 +140,73 @@ class TopTriggers:
         self.place[best.cell, rank] = best.place
         self.key[best.cell, rank] = best.key
         self.full = bool((self.threshold > 0).all())
-        self._waiting, self._count = [], 0
+        self._pending, self._pending_count = [], 0
 
     def _held(self) -> Hits:
         cell, slot = (self.coefficient > 0).nonzero(as_tuple=True)
         return Hits(cell, self.coefficient[cell, slot], self.place[cell, slot], self.key[cell, slot])
 
     def merge(self, other: TopTriggers) -> None:
-        """Take in the triggers that another pass found, in any order of passes."""
-        other.settle()
+        """Take in the triggers of another part of the corpus; parts may be merged in any order."""
+        other.flush()
         hits = other._held()
         self.add(hits[hits.coefficient >= self.threshold[hits.cell]])
 
     def state(self) -> dict[str, Tensor]:
-        """All there is to keep, once the survivors are in."""
-        self.settle()
+        """All that a checkpoint needs, with no hit pending."""
+        self.flush()
         return {name: getattr(self, name).contiguous() for name in ("coefficient", "place", "key")}
 
     def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
         for name in ("coefficient", "place", "key"):
             getattr(self, name).copy_(state[name])
         self.full = bool((self.threshold > 0).all())
 
 
-def best_of_rows(
-    top: TopTriggers,
-    m: Float[Tensor, "batch pos cells"],
-    best: Float[Tensor, "batch cells"],
-    *,
-    negative: bool = False,
-    lengths: Int[Tensor, " batch"],
-    shortest: int,
-    sentences: Int[Tensor, " batch"],
-    keys: Int[Tensor, "batch pos 2"],
-) -> None:
-    """Offer each sentence's best prefix (the earliest among equals), keyed by its text, its sentence or its document.
+def best_of_rows(top: TopTriggers, found: Coefficients, *, negative: bool = False) -> None:
+    """Offer the prefix of each sentence with the largest coefficient, the earliest among equals; for negatives, of -m.
 
-    `m` starts at the first token; `best` is its maximum over each row's tokens, or that of -m for negatives.
+    Its key, which tells it from other triggers of the cell, is that of the prefix, or with `distinct` other than `text` that
+    of the whole sentence.
     """
+    batch, best = found.batch, -found.lowest if negative else found.highest
     rows, cells = top.passes(best)
     for row, cell in zip(rows.split(CANDIDATES), cells.split(CANDIDATES), strict=True):
-        column = _first_column(m, row, cell, lengths, shortest, negative)
-        key = keys[row, column] if top.distinct == "text" else keys[row, lengths[row] - 1]
-        top.add(Hits(cell, best[row, cell], place_of(sentences[row], column + 1), key))
+        column = _first_column(found, row, cell, negative=negative)
+        key = batch.keys[row, column if top.distinct == "text" else batch.lengths[row] - 1]
+        top.add(Hits(cell, best[row, cell], place_of(batch.sentences[row], column + 1), key))
 
 
 def _first_column(
-    m: Float[Tensor, "batch pos cells"],
-    rows: Int[Tensor, " k"],
-    cells: Int[Tensor, " k"],
-    lengths: Int[Tensor, " batch"],
-    shortest: int,
-    negative: bool,
+    found: Coefficients, rows: Int[Tensor, " k"], cells: Int[Tensor, " k"], *, negative: bool
 ) -> Int[Tensor, " k"]:
-    """Where each row's largest (smallest, for negatives) coefficient stands.
+    """The column of each pair's largest coefficient in its row (smallest, for negatives), the first among equals.
 
-    Torch's max and min return the first among equals, which is the one wanted.
+    Torch's max and min return the first among equals too.
     """
     pick, never = (torch.min, torch.inf) if negative else (torch.max, -torch.inf)
+    m, shortest = found.m, found.batch.shortest
     if len(rows) * DENSE > m.shape[0] * m.shape[2]:
         head = pick(m[:, :shortest], 1)
         if shortest == m.shape[1]:
             return head.indices[rows, cells]
-        padding = torch.arange(shortest, m.shape[1], device=m.device) >= lengths[:, None]
-        tail = pick(m[:, shortest:].masked_fill(padding[:, :, None], never), 1)
+        tail = pick(m[:, shortest:].masked_fill(found.batch.padding[:, :, None], never), 1)
         behind = tail.values < head.values if negative else tail.values > head.values
         return torch.where(behind, tail.indices + shortest, head.indices)[rows, cells]
-    padding = torch.arange(m.shape[1], device=m.device) >= lengths[:, None]
     parts = []
-    step = max(1, GATHER // m.shape[1])
+    step = max(1, GATHERED // m.shape[1])
     for row, cell in zip(rows.split(step), cells.split(step), strict=True):
-        found = m[row, :, cell]
-        if shortest < m.shape[1]:
-            found.masked_fill_(padding[row], never)
-        parts.append(pick(found, 1).indices)
+        gathered = m[row, :, cell]
+        gathered[:, shortest:].masked_fill_(found.batch.padding[row], never)
+        parts.append(pick(gathered, 1).indices)
     return torch.cat(parts)
 
 
-def every_prefix(
-    top: TopTriggers,
-    m: Float[Tensor, "batch pos cells"],
-    *,
-    negative: bool = False,
-    lengths: Int[Tensor, " batch"],
-    sentences: Int[Tensor, " batch"],
-) -> None:
-    """Offer every prefix of every sentence, by m or, for negatives, by -m."""
-    columns = torch.arange(m.shape[1], device=m.device)
-    row, column = (columns < lengths[:, None]).nonzero(as_tuple=True)
+def every_prefix(top: TopTriggers, found: Coefficients, *, negative: bool = False) -> None:
+    """Offer every prefix of every sentence, by its coefficient or, for negatives, by minus that."""
+    m, batch = found.m, found.batch
+    row, column = (torch.arange(m.shape[1], device=m.device) < batch.lengths[:, None]).nonzero(as_tuple=True)
     flat = -m[row, column] if negative else m[row, column]
     bound = top.threshold.to(flat.dtype)
     if not top.full and len(flat) > top.t:
@@ -225,13 +214,13 @@ def every_prefix(
         unfilled = (bound == 0).nonzero().squeeze(1)
         bound = bound.index_copy(0, unfilled, flat[:, unfilled].topk(top.t, dim=0).values[-1])
     which, cells = ((flat >= bound) & (flat > 0)).nonzero(as_tuple=True)
-    place = place_of(sentences[row], column + 1)[which]
-    none = torch.zeros(len(which), 2, dtype=torch.int64, device=m.device)
-    top.add(Hits(cells, flat[which, cells], place, none))
+    place = place_of(batch.sentences[row], column + 1)[which]
+    no_key = torch.zeros(len(which), 2, dtype=torch.int64, device=m.device)
+    top.add(Hits(cells, flat[which, cells], place, no_key))
 
 
 def _order(hits: Hits) -> Int[Tensor, " n"]:
-    """The order by cell, then by coefficient from the largest, then by place."""
+    """The permutation that sorts hits by cell, then by coefficient from the largest, then by place."""
     # The bits of a positive float grow with it, so cell and coefficient are one integer.
     size = hits.coefficient.contiguous().view(torch.int32).long()
     rank = (hits.cell << 31) | (0x7FFFFFFF - size)
@@ -247,7 +236,7 @@ def _order(hits: Hits) -> Int[Tensor, " n"]:
 
 
 def _first_of_each_key(cell: Int[Tensor, " n"], key: Int[Tensor, "n 2"]) -> Tensor:
-    """Which of the ordered hits are the first of their cell with their key."""
+    """Whether each of the sorted hits is the first of its cell with its key."""
     mixed = key[:, 0] ^ (cell * 0x9E3779B97F4A7C1)
     order = mixed.argsort(stable=True)
     mixed = mixed[order]

@@ -16,6 +16,7 @@ from ffmem.errors import FfmemError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.collect import LayerCollector, read_shard
 from ffmem.indexing.provenance import Subject
+from ffmem.indexing.statistics import statistics_named
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.process import Shared
@@ -147,6 +148,7 @@ class Service:
 def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dict[int, LayerCollector]:
     """A collector a layer of a run, on these devices."""
     settings, cells = manifest.settings, manifest.model.cells
+    statistics = statistics_named(settings.statistics)
     return {
         layer: LayerCollector(
             layer,
@@ -156,6 +158,7 @@ def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dic
             negative=settings.negative,
             every=settings.every,
             device=device,
+            statistics=statistics,
         )
         for layer, device in devices.items()
     }

@@ -91,6 +91,8 @@ class Settings:
     """The seed with which that sample was drawn."""
     stats_every: int | None = None
     """With sampled statistics: tokens with (sentence + position) divisible by this are measured."""
+    statistics: list[str] = field(default_factory=list)
+    """The names of other packages' statistics that the run gathers, beside ffmem's own."""
 
     @property
     def has_stats(self) -> bool:

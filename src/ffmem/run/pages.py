@@ -113,10 +113,11 @@ def statistics_text(stats: CellStatistics) -> str:
     )
 
 
-def _number(x: int | float | None) -> str:
+def _number(x: Any) -> str:
+    """A statistic for people; one of another package may be anything that a table holds."""
     if x is None:
         return "not measured"
-    return f"{x:,}" if isinstance(x, int) else f"{x:.4g}"
+    return f"{x:,}" if isinstance(x, int) else f"{x:.4g}" if isinstance(x, float) else str(x)
 
 
 def cell_page(view: CellView) -> str:

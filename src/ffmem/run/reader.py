@@ -24,6 +24,12 @@ from ffmem.text import quoted, visible
 if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
+CELL_COLUMNS = (
+    *("layer", "index", "first_trigger", "positive_triggers", "negative_triggers"),
+    *("active", "maximum", "minimum", "mean", "variance", "bins", "counts"),
+)
+"""The columns of the table of cells; others are from statistics of other packages."""
+
 
 def open_index(run: str | Path, *, model: MemoryModel | Any = None) -> Index:
     """Open a finished run, in a folder or at a URL. With its `model`, values can be projected that were not stored.
@@ -271,13 +277,19 @@ class CellStatistics:
         found = quantile(np.array(self.facts["bins"], int), np.array(self.facts["counts"], int), q)
         return float(np.clip(found, self.minimum, self.maximum))
 
-    def as_dict(self) -> dict[str, int | float | None]:
+    @property
+    def others(self) -> dict[str, Any]:
+        """What the statistics of other packages say of the cell, by column."""
+        return {name: value for name, value in self.facts.items() if name not in CELL_COLUMNS}
+
+    def as_dict(self) -> dict[str, Any]:
         """For JSON: what was not measured is None."""
         names = ("firings", "active", "maximum", "minimum", "mean", "variance")
         found = {name: getattr(self, name) for name in names} | {
             f"q{q:g}": self.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)
         }
-        return {name: None if np.isnan(x) else x for name, x in found.items()} | {"measured_tokens": self.measured}
+        found |= {"measured_tokens": self.measured} | self.others
+        return {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in found.items()}
 
     def __repr__(self) -> str:
         return f"CellStatistics({pages.statistics_text(self)})"
