@@ -10,8 +10,8 @@ import torch
 
 from ffmem import build_index, load_model, open_index
 from ffmem.errors import FfmemError, RunError
-from ffmem.experiments.agreement import _best_cell, _by_probability, _top_layers, agreement
-from ffmem.experiments.judged import JudgedCells
+from ffmem.experiments.value_agreement import _best_cell, _by_probability, _top_layers, agreement
+from ffmem.experiments.value_scores import ValueScores
 from ffmem.run.results import load_result
 from tests.tiny import some_sentences, tiny_model
 
@@ -229,7 +229,7 @@ def by_hand(**columns):
     zeros = np.zeros(9, np.int64)
     given = dict.fromkeys(("rank", "next", "last", "triggers", "judged", "matches"), zeros)
     given |= {"top": zeros + 1, "probability": np.linspace(0, 1, 9, dtype=np.float32), "first_at_end": zeros > 0}
-    return JudgedCells(layer=1, at_end=0, **(given | columns))
+    return ValueScores(layer=1, at_end=0, **(given | columns))
 
 
 def test_the_best_cell_has_most_agreeing_triggers_then_precision_then_probability_then_the_lower_number():

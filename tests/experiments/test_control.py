@@ -10,7 +10,7 @@ from ffmem import build_index
 from ffmem.errors import RunError
 from ffmem.experiments import agreement, run_experiments
 from ffmem.experiments.control import control_index, random_model
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import load_result, saved_results
 from tests.tiny import some_sentences
 
@@ -49,8 +49,8 @@ def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_o
     results = run_experiments(index, model=model, **SMALL)
     assert (
         [result.experiment for result in results]
-        == list(EXPERIMENTS)
-        == sorted(saved_results(index, "random"), key=EXPERIMENTS.index)
+        == list(all_experiments())
+        == sorted(saved_results(index, "random"), key=list(all_experiments()).index)
     )
     assert saved_results(index) == ["agreement"]
     assert load_result(index, "agreement").as_dict() == own.as_dict()

@@ -8,22 +8,21 @@ from statistics import median
 import numpy as np
 import pytest
 
-from ffmem.experiments.activity import Activity
-from ffmem.experiments.agreement import agreement, shuffled_hits
-from ffmem.experiments.agreement_draws import agreement_draws
-from ffmem.experiments.composition import Composition
 from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.experiments.judged import JudgedCells, read_layer
-from ffmem.experiments.normaliser import RULES, _feeds, batch_losses, normaliser
 from ffmem.experiments.observe import observe
-from ffmem.experiments.refinement import Refinement
-from ffmem.experiments.removal import KINDS, draw_triggers, removal, remove_tokens
+from ffmem.experiments.questions.activity import Activity
+from ffmem.experiments.questions.composition import Composition
+from ffmem.experiments.questions.normaliser import RULES, _feeds, batch_losses, normaliser
+from ffmem.experiments.questions.refinement import Refinement
+from ffmem.experiments.questions.removal import KINDS, draw_triggers, removal, remove_tokens
 from ffmem.experiments.resampling import RESAMPLES, as_draws, bootstrap, draw_counts, interval, medians, shares
 from ffmem.experiments.run import run_experiments
 from ffmem.experiments.substitution import substituted
+from ffmem.experiments.value_agreement import agreement, agreement_draws, shuffled_hits
+from ffmem.experiments.value_scores import ValueScores, read_layer
 from ffmem.progress import reporting
 from ffmem.reports.claims import judge_claims
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import load_result
 
 COUNT, SEED = 24, 3
@@ -194,7 +193,7 @@ def test_every_claim_can_be_judged_on_every_draw_as_on_the_result_and_the_file_s
         assert [(claim.id, claim.verdict == "not measured") for claim in judged if claim.id not in few] == [
             (claim.id, claim.verdict == "not measured") for claim in claims if claim.id not in few
         ]
-    for name in EXPERIMENTS:
+    for name in all_experiments():
         assert (index.path / "results" / f"{name}.json").stat().st_size < 400_000
         assert load_result(index, name).resamples == results[name].resamples
 
@@ -235,7 +234,7 @@ def test_pairs_shuffled_agree_as_often_as_a_mean_over_many_shuffles():
 
 def test_draws_of_a_layer_where_nothing_is_judged_have_no_share():
     cells = np.zeros(5, np.int64)
-    layer = JudgedCells(
+    layer = ValueScores(
         layer=1,
         top=cells,
         probability=np.linspace(0, 1, 5),

@@ -18,7 +18,7 @@ from ffmem.experiments import (
     removal,
     run_experiments,
 )
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import saved_results
 from tests.experiments.conftest import KINDS
 
@@ -27,8 +27,8 @@ from tests.experiments.conftest import KINDS
 def test_all_experiments_run_on_every_kind_of_model_and_are_kept(kind, made):
     model, index, _ = made(kind)
     results = run_experiments(index, model=model, examples=12, cells=4, quiet=True)
-    assert [result.experiment for result in results] == list(EXPERIMENTS)
-    assert set(saved_results(index)) >= set(EXPERIMENTS)
+    assert [result.experiment for result in results] == list(all_experiments())
+    assert set(saved_results(index)) >= set(all_experiments())
     for result in results:
         assert {row["layer"] for row in result.rows} == set(range(1, model.layers + 1))
         json.dumps(result.as_dict(), allow_nan=False)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.reports.ranks import average_ranks, spearman
+from ffmem.experiments.numbers import average_ranks, spearman
 
 
 def test_known_values_come_out():

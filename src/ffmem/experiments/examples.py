@@ -16,14 +16,13 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import Source, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
 from ffmem.errors import CorpusError
+from ffmem.experiments.experiment import EXAMPLES
 from ffmem.indexing.provenance import sample_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 from ffmem.run.reader import Index
 from ffmem.run.results import check_request
 
-EXAMPLES = 4000
-"""As many as in the paper."""
 SHARD_TOKENS = 1 << 18
 
 

@@ -34,7 +34,7 @@ class NextTokens:
         return len(self.counts)
 
     @property
-    def judged(self) -> Int[np.ndarray, " cells"]:
+    def with_next(self) -> Int[np.ndarray, " cells"]:
         """Triggers a cell that have a next token."""
         return (self.ids != NONE).sum(1)
 

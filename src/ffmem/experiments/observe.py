@@ -108,11 +108,3 @@ def observe(
             done += len(numbers)
             reporter.update(done / len(examples), f"{done:,} of {len(examples):,} examples")
     return [observer.result(settings | examples.settings) for observer in observers]
-
-
-def quartiles(values: np.ndarray) -> tuple[float, float, float]:
-    """First quartile, median and third quartile, interpolated; NaN of nothing."""
-    if not len(values):
-        return float("nan"), float("nan"), float("nan")
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return float(low), float(middle), float(high)

@@ -1,20 +1,18 @@
-"""Verdicts: a number, its interval over resamples, the rule that it must meet; the same on random weights."""
+"""Claims and their verdicts: a number, its interval over resamples, the rule that both must meet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, Literal
 
-import numpy as np
-
-from ffmem.reports.numbers import share
+from ffmem.experiments.numbers import share
+from ffmem.experiments.resampling import interval
 from ffmem.run.results import CONTROL, Result
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does not apply"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")
-INTERVAL = (0.025, 0.975)
 FEW = 30
 """Cells (or cases) below which a share says little; resamples of so few do not tell how little."""
 AGAIN = "interval: not there, run it again"
@@ -35,19 +33,6 @@ def own(result: Result) -> Sample:
 
 def resamples(result: Result) -> list[Sample]:
     return [Sample(draw["rows"], draw["facts"]) for draw in result.resamples]
-
-
-def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None:
-    """The 95% percentile interval of what resamples gave; None where none gave a number.
-
-    >>> interval([None, *range(41)])
-    (1.0, 39.0)
-    """
-    known = [value for value in values if value is not None and isfinite(value)]
-    if not known:
-        return None
-    low, high = np.quantile(known, INTERVAL).tolist()
-    return low, high
 
 
 @dataclass(frozen=True)
@@ -133,16 +118,24 @@ class Finding:
         return "; ".join(filter(None, (*(number.text for number in self.numbers), self.beside))).replace("; (", " (")
 
 
+NOT_RUN = Finding("not measured", "not run")
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, judged by `rule` on this model and, where the control was run, on random weights."""
+    """A sentence of the paper and how it is judged; once judged, what was found on this model and on random weights."""
 
     id: str
     figure: str
+    """Where the paper says it: `Fig 3`."""
     claim: str
     paper: str
+    """What the paper found."""
     rule: str
-    found: Finding
+    """The rule in words."""
+    read: Callable[[Result], Reading] = field(repr=False, compare=False)
+    """How a result is read by it."""
+    found: Finding = NOT_RUN
     control: Finding | None = None
 
     @property
@@ -201,7 +194,7 @@ def _number(measure: Measure, result: Result) -> Number:
 
 def _ends(measure: Measure, result: Result) -> tuple[float, float] | None:
     try:
-        return interval([measure.statistic(draw) for draw in resamples(result)])
+        return interval(measure.statistic(draw) for draw in resamples(result))
     except (KeyError, TypeError, ValueError):  # resamples without what this number needs
         return None
 

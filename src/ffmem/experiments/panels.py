@@ -1,12 +1,14 @@
-"""What each figure shows, as plain numbers: curves over layers, of this model and of the paper side by side."""
+"""What a figure shows, as plain numbers: curves over layers, of this model, of the paper and of random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ffmem.reports.paper import the_paper
+from ffmem.experiments.paper import the_paper
+from ffmem.experiments.resampling import interval
+from ffmem.experiments.rules import Sample, own, resamples
 from ffmem.run.results import Result
 
 Form = Literal["line", "bar"]
@@ -124,3 +126,68 @@ Results = Mapping[str, Result]
 def layers_of(results: Iterable[Result]) -> int:
     """The depth of the model as far as results know it: the last layer they have a row for."""
     return max((row["layer"] for result in results for row in result.rows if "layer" in row), default=1)
+
+
+Span = tuple[int | float | None, int | float | None]
+Rows = Callable[[Sample], Sequence[Mapping[str, Any]]]
+
+
+def all_rows(sample: Sample) -> Sequence[Mapping[str, Any]]:
+    """The rows that a curve is made from unless others are named."""
+    return sample.rows
+
+
+def curve_of(
+    result: Result | None,
+    axis: Axis,
+    column: str,
+    name: str = HERE,
+    *,
+    spread: str = INTERVALS,
+    rows: Rows = all_rows,
+    colour: str = "",
+    **more: Any,
+) -> Curve:
+    """A column of a result; rows without a number are left out.
+
+    Its interval is that over the result's resamples, where these hold the column, or the column's own quartiles.
+    """
+    found = [] if result is None else [row for row in rows(own(result)) if row.get(column) is not None]
+    spans: dict[int, Span] = {}
+    if spread == QUARTILES:
+        low, high = (column.replace("_median", quartile) for quartile in ("_q1", "_q3"))
+        spans = {row["layer"]: (row.get(low), row.get(high)) for row in found}
+    elif found and "low" in found[0]:  # the experiment has counted them already
+        spans = {row["layer"]: (row["low"], row["high"]) for row in found}
+    elif result is not None and spread:
+        spans = _spans(result, column, rows)
+    points = [
+        Point(layer, axis.x(layer, axis.layers), row[column], *spans.get(layer, (None, None)))
+        for layer, row in ((row["layer"], row) for row in found)
+    ]
+    return Curve(name, points, colour=colour or COLOURS.get(name, COLOURS[HERE]), interval=spread, **more)
+
+
+def _spans(result: Result, column: str, rows: Rows) -> dict[int, Span]:
+    """The 95% interval of a column in every layer, over the resamples that hold it."""
+    drawn: dict[int, list[int | float | None]] = {}
+    for draw in resamples(result):
+        for row in rows(draw):
+            drawn.setdefault(row["layer"], []).append(row.get(column))
+    ends = {layer: interval(values) for layer, values in drawn.items()}
+    return {layer: span for layer, span in ends.items() if span is not None}
+
+
+def random_curve(
+    control: Result | None, axis: Axis, column: str, name: str = RANDOM, *, spread: str = INTERVALS, **more: Any
+) -> Curve:
+    """The same column on random weights; no points where that was not run. Quartiles are left to the model's own."""
+    return curve_of(control, axis, column, name, spread="" if spread == QUARTILES else spread, dash=(8, 3, 2, 3), **more)
+
+
+def paper_curve(
+    values: Sequence[int | float], axis: Axis, name: str = PAPER, colour: str = COLOURS[PAPER], **more: Any
+) -> Curve:
+    """The paper's numbers, one a layer of its sixteen, dashed."""
+    points = [Point(layer, axis.x(layer, len(values)), value) for layer, value in enumerate(values, 1)]
+    return Curve(name, points, colour=colour, **({"dash": (5, 3)} | more))
