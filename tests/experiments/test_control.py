@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ffmem.run.registry import all_experiments
 from ffmem.run.results import load_result, saved_results
 from tests.tiny import some_sentences
 
-RUN, CONTROL = sys.modules[run_experiments.__module__], sys.modules[random_model.__module__]
+CONTROL = sys.modules[random_model.__module__]
 SMALL = {"control": "random", "examples": 8, "cells": 3, "quiet": True}
 
 
@@ -32,7 +33,7 @@ def temporary(tmp_path, monkeypatch):
 def controls(monkeypatch):
     """What models with random weights were made with."""
     asked = []
-    monkeypatch.setattr(RUN, "random_model", lambda *args: asked.append(args) or random_model(*args))
+    monkeypatch.setattr(CONTROL, "random_model", lambda *args: asked.append(args) or random_model(*args))
     return asked
 
 
@@ -109,7 +110,7 @@ def test_stopped_in_the_middle_it_leaves_nothing(made, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RUN, "agreement", stop)
+    monkeypatch.setitem(all_experiments(), "agreement", replace(all_experiments()["agreement"], run=stop))
     with pytest.raises(KeyboardInterrupt):
         run_experiments(index, model=model, **SMALL)
     assert saved_results(index, "random") == []

@@ -14,15 +14,16 @@ from transformers.activations import ACT2FN
 from ffmem import build_index, load_model
 from ffmem.errors import CorpusError, ModelError, RunError
 from ffmem.experiments.examples import Example, Examples, sample_examples
-from ffmem.experiments.questions.normaliser import (
-    _feeds,
-    batch_losses,
+from ffmem.experiments.questions.normaliser import _feeds, batch_losses, normaliser
+from ffmem.experiments.substitution import (
+    Factors,
     effective_memories,
-    normaliser,
+    recorded,
+    replayed,
     softmax,
     softmax_scaled,
+    substituted,
 )
-from ffmem.experiments.substitution import Factors, recorded, replayed, substituted
 from ffmem.run.results import load_result
 from tests.tiny import UNKNOWN, VARIANTS, some_sentences, tiny_model
 

@@ -32,6 +32,7 @@ from ffmem.cli.options import (
     some_layers,
 )
 from ffmem.cli.words import gigabytes, info_lines, result_lines, show_json
+from ffmem.run.registry import registered
 
 if TYPE_CHECKING:
     from ffmem.indexing.estimate import Estimate
@@ -342,7 +343,7 @@ def experiments(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="`removal`, `agreement`, `activity`, `composition`, `refinement`, `normaliser`.",
+            help=f"`{'`, `'.join(registered())}`.",
             show_default="all",
         ),
     ] = None,

@@ -22,6 +22,7 @@ __all__ = [
     "Measure",
     "Panel",
     "Reading",
+    "Result",
     "Rule",
     "Section",
     "curve_of",

@@ -64,8 +64,6 @@ class Experiment:
     run: Callable[..., Result]
     """`ffmem.experiments.NAME(model, index, ...)`, which keeps its result in the run (`Result.saved`). Of the keywords
     `eval`, `examples`, `cells`, `seed` and `quiet` it is given those that it has."""
-    unit: str = ""
-    """What is drawn again for its resamples: `examples`, `cells within layers`."""
     figures: Sequence[Figure] = ()
     claims: Callable[[], Sequence[Claim]] = tuple
     """The paper's claims that its results are judged by; made when first needed."""

@@ -43,7 +43,8 @@ def summary(claims: Sequence[Claim]) -> str:
     worth = [claim.evidence for claim in claims if claim.evidence]
     counts: dict[Verdict, int] = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     hold = counts["holds"]
-    first = f"Of the paper's {len(claims)} claims {hold} {_do(hold, 'hold')} on this model"
+    whose = "the paper's " if all(claim.paper for claim in claims) else ""  # other packages have claims of their own
+    first = f"Of {whose}{len(claims)} claims {hold} {_do(hold, 'hold')} on this model"
     if hold and all(one == "control not run" for one in worth):
         first += f"; which of them are evidence is not known ({RUN_CONTROL})"
     elif hold:

@@ -188,7 +188,6 @@ EXPERIMENT = Experiment(
     },
     run=activity,
     observer=Activity,
-    unit="examples",
     figures=[
         Figure(
             "fig7",

@@ -275,10 +275,11 @@ EXPERIMENT = Experiment(
         "agreeing": "how many of them have a value that puts that token first",
         "share": "the same as a share",
         "rank_q1, rank_median, rank_q3": "rank of that token in what the value says, from 1",
-        "negative_…": "of gated models the same for the top negative trigger, against the value turned round",
+        "negative_cells, negative_agreeing, negative_share": "the same for the top negative trigger, against the value "
+        "turned round, where the run has negative triggers",
+        "negative_left_out": "cells without a next token behind their top negative trigger",
     },
     run=agreement,
-    unit="cells within each layer; the bins of Fig 6 keep their edges, the most predictive values are those of the draw",
     figures=[
         Figure(
             "fig4",

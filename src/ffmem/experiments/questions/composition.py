@@ -232,7 +232,6 @@ EXPERIMENT = Experiment(
     },
     run=composition,
     observer=Composition,
-    unit="examples",
     figures=[
         Figure(
             "fig8",

@@ -298,14 +298,14 @@ EXPERIMENT = Experiment(
         "cells": "cells of the layer",
         "examples": "prefixes that ran through the model",
         "tokens_predicted": "tokens over which the loss is taken",
-        "effective_memories_q1, effective_memories_median, effective_memories_q3": "exp of the entropy of |m|/Σ|m|",
-        "softmax_effective_q1, softmax_effective_median, softmax_effective_q3": "the same of the softmax",
+        "effective_memories_q1, effective_memories_median, effective_memories_q3": "exp of the entropy of the sizes of "
+        "coefficients",
+        "softmax_effective_q1, softmax_effective_median, softmax_effective_q3": "the same under the softmax",
         "loss": "of the untouched model, in nats a token",
         "loss_softmax, loss_softmax_scaled": "with the softmax in this layer; as long as the coefficients were",
         "change_softmax, change_softmax_scaled": "by how much these differ from the loss",
     },
     run=normaliser,
-    unit="examples",
     most_examples=NORMALISED,
     most_control_examples=CONTROL_NORMALISED,
     figures=[

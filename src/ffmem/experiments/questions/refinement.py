@@ -358,7 +358,6 @@ EXPERIMENT = Experiment(
     },
     run=refinement,
     observer=Refinement,
-    unit="examples",
     figures=[
         Figure(
             "fig9",

@@ -182,14 +182,18 @@ def remove_tokens(
     )
     layer = np.repeat([one.layer for one in drawn], [len(which) for which in kept])
     sentences = index.sentences(row.tolist())
-    runs = _Runs()
+    runs: dict[bytes, int] = {}  # different sequences, numbered
+
+    def number(ids: Int[np.ndarray, " pos"]) -> int:
+        return runs.setdefault(ids.tobytes(), len(runs))
+
     sequence, at = np.zeros((4, len(row)), np.int64), np.zeros(len(row), np.int64)
     by_row = np.argsort(row, kind="stable")
     for own in np.split(by_row, np.flatnonzero(np.diff(row[by_row])) + 1) if len(row) else []:
         found = sentences[int(row[own[0]])]
         ids = np.array(found["tokens"][: int(length[own].max())], np.int64)
         order = np.random.default_rng([seed, found["sentence"]]).random(len(ids))
-        whole, first = runs.number(ids), runs.number(ids[1:])
+        whole, first = number(ids), number(ids[1:])
         # At each token, which one so far comes first in the order.
         at[own] = np.maximum.accumulate(np.where(order == np.minimum.accumulate(order), np.arange(len(ids)), 0))[
             length[own] - 1
@@ -199,13 +203,14 @@ def remove_tokens(
             inside = those[length[those] > lost + 1]
             left = first if lost == 0 else whole
             if len(inside) and lost:
-                left = runs.number(np.delete(ids[: int(length[inside].max())], lost))
+                left = number(np.delete(ids[: int(length[inside].max())], lost))
             sequence[3, inside] = left
             sequence[3, those[length[those] == lost + 1]] = whole
         sequence[:3, own] = np.array([whole, first, whole])[:, None]
+    sequences = [np.frombuffer(ids, np.int64) for ids in runs]
     m, *without = read_coefficients(
         model,
-        runs.sequences,
+        sequences,
         sequence=sequence.ravel(),
         position=np.stack([length, *[length - 1] * len(KINDS)]).ravel(),
         layer=np.tile(layer, len(sequence)),
@@ -219,21 +224,7 @@ def remove_tokens(
         Removed(one, which, lost, own, dict(zip(KINDS, others, strict=True)))
         for one, which, (lost, own, *others) in zip(drawn, kept, parts, strict=True)
     ]
-    return every, len(runs.sequences)
-
-
-class _Runs:
-    """Different sequences, numbered."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[bytes, int] = {}
-
-    def number(self, ids: Int[np.ndarray, " pos"]) -> int:
-        return self.numbers.setdefault(ids.tobytes(), len(self.numbers))
-
-    @property
-    def sequences(self) -> list[Int[np.ndarray, " pos"]]:
-        return [np.frombuffer(ids, np.int64) for ids in self.numbers]
+    return every, len(sequences)
 
 
 def read_coefficients(
@@ -385,7 +376,6 @@ EXPERIMENT = Experiment(
         "cells": "cells of which some trigger counts",
     },
     run=removal,
-    unit="cells within layers, each with all its triggers, which are not independent",
     figures=[
         Figure(
             "fig3",
