@@ -227,7 +227,7 @@ def test_table2_keeps_the_layers_with_most_agreeing_triggers(case, slow, monkeyp
 def by_hand(**columns):
     """A layer of nine cells, all of them judged and none agreeing unless told."""
     zeros = np.zeros(9, np.int64)
-    given = dict.fromkeys(("rank", "next", "last", "triggers", "judged", "matches"), zeros)
+    given = dict.fromkeys(("rank", "next", "last", "triggers", "with_next", "matches"), zeros)
     given |= {"top": zeros + 1, "probability": np.linspace(0, 1, 9, dtype=np.float32), "first_at_end": zeros > 0}
     return ValueScores(layer=1, at_end=0, **(given | columns))
 
@@ -236,7 +236,7 @@ def test_the_best_cell_has_most_agreeing_triggers_then_precision_then_probabilit
     matches = np.array([1, 4, 4, 4, 4, 2, 0, 0, 0])
     judged = np.array([1, 9, 5, 5, 5, 2, 1, 0, 9])
     probability = np.array([9, 9, 1, 2, 2, 9, 9, 9, 9], np.float32)
-    assert _best_cell(by_hand(matches=matches, judged=judged, probability=probability)) == 3
+    assert _best_cell(by_hand(matches=matches, with_next=judged, probability=probability)) == 3
 
 
 def test_a_probability_on_the_edge_of_two_bins_is_in_the_higher_one_and_the_largest_in_the_last():

@@ -76,7 +76,7 @@ def test_nothing_is_computed_again_while_nothing_differs(made, controls, monkeyp
     first = run_experiments(index, names, model=model, **SMALL)
     assert len(controls) == 1
     with monkeypatch.context() as nothing:
-        nothing.setattr(RUN, "model_of", lambda *_, **__: pytest.fail("a model was loaded"))
+        nothing.setattr("ffmem.run.model.model_of", lambda *_, **__: pytest.fail("a model was loaded"))
         again = run_experiments(index, names, **SMALL)
     assert [one.as_dict() for one in again] == [one.as_dict() for one in first]
     for count, other in enumerate(({"seed": 1}, {"examples": 9, "seed": 1}, {"cells": 2, "seed": 1}), 2):

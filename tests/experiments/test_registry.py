@@ -15,7 +15,7 @@ TOY = '''
 
 import numpy as np
 
-from ffmem.experiments import Claim, Experiment, Figure, Measure, Panel, Reading, Result, Rule, curve_of
+from ffmem.experiments import Claim, Experiment, Figure, Measure, Panel, Reading, Result, Rule, curve_of, followed
 
 
 class Largest:
@@ -35,12 +35,6 @@ class Largest:
         return Result("toy", settings["seed"], settings, rows)
 
 
-def toy(model, index, eval=None, *, examples=4000, seed=0, quiet=False):
-    from ffmem.experiments.observe import follow
-
-    return follow(model, index, [Largest], eval, examples=examples, seed=seed, quiet=quiet)[0]
-
-
 def panels(result, axis, control):
     return [Panel("", "mass of the layer", [curve_of(result, axis, "share")], axis)]
 
@@ -56,7 +50,7 @@ EXPERIMENT = Experiment(
     name="toy",
     question=__doc__,
     columns={"layer": "from 1", "share": "median share of the mass"},
-    run=toy,
+    run=followed(Largest),
     observer=Largest,
     figures=[Figure("toy", "Toy", "Does one cell do most?", "A curve over the layers.", "Shares by layer.", panels)],
     claims=claims,

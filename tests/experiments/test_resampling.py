@@ -242,7 +242,7 @@ def test_draws_of_a_layer_where_nothing_is_judged_have_no_share():
         next=cells - 1,
         last=cells,
         triggers=cells,
-        judged=cells,
+        with_next=cells,
         matches=cells,
         first_at_end=cells > 0,
         at_end=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ffmem.experiments.experiment import Experiment, Figure, Section
+from ffmem.experiments.experiment import Experiment, Figure, Section, followed
 from ffmem.experiments.panels import Panel, curve_of, paper_curve, random_curve
 from ffmem.experiments.rules import Claim, Measure, Reading, Rule
 from ffmem.experiments.run import each_experiment, run_experiments
@@ -27,6 +27,7 @@ __all__ = [
     "Section",
     "curve_of",
     "each_experiment",
+    "followed",
     "paper_curve",
     "random_curve",
     "run_experiments",

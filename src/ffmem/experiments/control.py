@@ -119,7 +119,7 @@ def _changed(name: str) -> int | None:
 def _code() -> str:
     """The hash of ffmem's version and of all code of experiments, its own and other packages'."""
     digest = sha256(__version__.encode())
-    others = [Path(file) for one in all_experiments().values() if (file := getsourcefile(one.run))]
+    others = [Path(file) for one in all_experiments().values() if (file := getsourcefile(one.observer or one.run))]
     for path in sorted({*Path(__file__).parent.rglob("*.py"), *others}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ffmem.experiments.markup import Raw
@@ -22,6 +23,28 @@ if TYPE_CHECKING:
 
 EXAMPLES = 4000
 """Prefixes that are followed through the model, as many as in the paper."""
+
+
+def followed(observer: Callable[..., Observer]) -> Callable[..., Result]:
+    """What runs an experiment that watches examples go by, alone: it draws them, shows them to the observer in one pass over
+    the model, and keeps its result in the run."""
+
+    def run(
+        model: Any,
+        index: Index,
+        eval: Any = None,
+        *,
+        examples: int = EXAMPLES,
+        seed: int = 0,
+        quiet: bool = False,
+        **own: Any,
+    ) -> Result:
+        """The result; further keywords are the observer's own."""
+        from ffmem.experiments.observe import follow
+
+        return follow(model, index, [partial(observer, **own)], eval, examples=examples, seed=seed, quiet=quiet)[0]
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -69,7 +92,8 @@ class Experiment:
     """The paper's claims that its results are judged by; made when first needed."""
     sections: Sequence[Section] = ()
     observer: Callable[[MemoryModel, Examples], Observer] | None = None
-    """Of an experiment that watches examples go by: what does so. All that have one share one pass over the examples."""
+    """Of an experiment that watches examples go by: what does so (`run` is `followed` of it). All that have one share one
+    pass over the examples."""
     most_examples: int | None = None
     """No more examples than this are taken, however many are asked for."""
     most_control_examples: int | None = None

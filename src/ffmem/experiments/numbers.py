@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import floor, log10, sqrt
 
+import numpy as np
+from jaxtyping import Float
+
 LEAST = 1e-6
 """The smallest share that is written out: 0.0001%."""
 MINUS = "−"
@@ -61,25 +64,17 @@ def signed(value: int | float) -> str:
     return f"{value:+.2f}".replace("-", MINUS)
 
 
-def average_ranks(values: Sequence[int | float], weights: Sequence[int] | None = None) -> list[float]:
+def average_ranks(
+    values: Sequence[int | float], weights: Sequence[int | float] | Float[np.ndarray, " n"] | None = None
+) -> Float[np.ndarray, " n"]:
     """Ranks from 1; equal values share the mean of their ranks. A value of weight w counts as w equal values.
 
-    >>> average_ranks([10, 30, 10, 20]), average_ranks([10, 20], [3, 1])
+    >>> average_ranks([10, 30, 10, 20]).tolist(), average_ranks([10, 20], [3, 1]).tolist()
     ([1.5, 4.0, 1.5, 3.0], [2.0, 4.0])
     """
-    heavy = [1] * len(values) if weights is None else weights
-    order = sorted(range(len(values)), key=lambda at: values[at])
-    ranks = [0.0] * len(values)
-    start, below = 0, 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        equal = sum(heavy[at] for at in order[start:end])
-        for at in order[start:end]:
-            ranks[at] = below + (equal + 1) / 2
-        start, below = end, below + equal
-    return ranks
+    group = np.unique(values, return_inverse=True)[1]
+    equal = np.bincount(group, weights)
+    return (np.cumsum(equal) - (equal - 1) / 2)[group]
 
 
 def spearman(
@@ -94,12 +89,8 @@ def spearman(
     """
     if len(first) != len(second):
         raise ValueError(f"expected two sequences of one length, found {len(first)} and {len(second)}")
-    heavy = [1] * len(first) if weights is None else weights
-    middle = (sum(heavy) + 1) / 2
-    one, other = ([rank - middle for rank in average_ranks(values, heavy)] for values in (first, second))
-
-    def summed(left: Sequence[float], right: Sequence[float]) -> int | float:
-        return sum(w * x * y for w, x, y in zip(heavy, left, right, strict=True))
-
-    lengths = summed(one, one) * summed(other, other)
-    return summed(one, other) / sqrt(lengths) if lengths else None
+    heavy = np.ones(len(first)) if weights is None else np.array(weights, float)
+    middle = (heavy.sum() + 1) / 2
+    one, other = (average_ranks(values, heavy) - middle for values in (first, second))
+    lengths = (heavy @ one**2) * (heavy @ other**2)
+    return float(heavy @ (one * other)) / sqrt(lengths) if lengths else None

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from ffmem.experiments.paper import the_paper
 from ffmem.experiments.resampling import interval
-from ffmem.experiments.rules import Sample, own, resamples
 from ffmem.run.results import Result
 
 Form = Literal["line", "bar"]
@@ -129,10 +128,10 @@ def layers_of(results: Iterable[Result]) -> int:
 
 
 Span = tuple[int | float | None, int | float | None]
-Rows = Callable[[Sample], Sequence[Mapping[str, Any]]]
+Rows = Callable[[Result], Sequence[Mapping[str, Any]]]
 
 
-def all_rows(sample: Sample) -> Sequence[Mapping[str, Any]]:
+def all_rows(sample: Result) -> Sequence[Mapping[str, Any]]:
     """The rows that a curve is made from unless others are named."""
     return sample.rows
 
@@ -152,7 +151,7 @@ def curve_of(
 
     Its interval is that over the result's resamples, where these hold the column, or the column's own quartiles.
     """
-    found = [] if result is None else [row for row in rows(own(result)) if row.get(column) is not None]
+    found = [] if result is None else [row for row in rows(result) if row.get(column) is not None]
     spans: dict[int, Span] = {}
     if spread == QUARTILES:
         low, high = (column.replace("_median", quartile) for quartile in ("_q1", "_q3"))
@@ -171,7 +170,7 @@ def curve_of(
 def _spans(result: Result, column: str, rows: Rows) -> dict[int, Span]:
     """The 95% interval of a column in every layer, over the resamples that hold it."""
     drawn: dict[int, list[int | float | None]] = {}
-    for draw in resamples(result):
+    for draw in result.draws:
         for row in rows(draw):
             drawn.setdefault(row["layer"], []).append(row.get(column))
     ends = {layer: interval(values) for layer, values in drawn.items()}

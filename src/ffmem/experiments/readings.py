@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ffmem.experiments.numbers import points, share, signed, spearman
-from ffmem.experiments.rules import Measure, Reading, Rule, Sample, own
+from ffmem.experiments.rules import Measure, Reading, Rule
 from ffmem.run.results import Result
 
 FEWEST = 4
@@ -61,31 +61,31 @@ def trend(
 ) -> Read:  # fmt: skip
     """A column (or its size) rises or falls with depth: by its ranks, and from the bottom quarter to the top quarter."""
 
-    def values(sample: Sample) -> list[tuple[int, int | float]]:
+    def values(sample: Result) -> list[tuple[int, int | float]]:
         rows = [row for row in sample.rows if row.get(column) is not None and only.items() <= row.items()]
         return [(row["layer"], abs(row[column]) if size else row[column]) for row in rows]
 
-    def ranks(sample: Sample) -> int | float | None:
+    def ranks(sample: Result) -> int | float | None:
         layers, found = [layer for layer, _ in values(sample)], [value for _, value in values(sample)]
         return (spearman(layers, found) or 0.0) if found else None  # where all are equal there is no trend
 
-    def quarters(sample: Sample) -> tuple[int | float, int | float]:
+    def quarters(sample: Result) -> tuple[int | float, int | float]:
         found = [value for _, value in values(sample)]
         quarter = max(1, len(found) // 4)
         return fmean(found[:quarter]), fmean(found[-quarter:])
 
-    def step(sample: Sample) -> int | float | None:
+    def step(sample: Result) -> int | float | None:
         if not values(sample):
             return None
         bottom, top = quarters(sample)
         return top - bottom
 
     def read(result: Result) -> Reading:
-        found = values(own(result))
+        found = values(result)
         if len(found) < FEWEST:
             return not_measured(f"too few layers for a trend ({len(found)}; {FEWEST} needed)")
         (first, start), (last, end) = found[0], found[-1]
-        bottom, top = quarters(own(result))
+        bottom, top = quarters(result)
         words = f"{say(start)} in layer {first}, {say(end)} in {last}"
         ends = f"top quarter of the layers {say(top)}, bottom quarter {say(bottom)}, difference"
         measures = (
@@ -101,7 +101,7 @@ def in_most_layers(
     number: Callable[[Row], int | float],
     rule: Rule,
     say: Callable[[Row], str],
-    layers: Callable[[Sample], Sequence[Row]] = lambda sample: sample.rows,
+    layers: Callable[[Result], Sequence[Row]] = lambda sample: sample.rows,
 ) -> Read:
     """A number of a layer meets a rule in at least 80% of the layers. The layer that is farthest from it is named."""
     sign = 1 if min(rule.below, rule.most) < inf else -1
@@ -109,12 +109,12 @@ def in_most_layers(
     def met(rows: Sequence[Row]) -> int:
         return sum(rule.verdict([number(row)]) == "holds" for row in rows)
 
-    def part(sample: Sample) -> int | float | None:
+    def part(sample: Result) -> int | float | None:
         rows = layers(sample)
         return met(rows) / len(rows) if rows else None
 
     def read(result: Result) -> Reading:
-        rows = layers(own(result))
+        rows = layers(result)
         if not rows:
             return not_measured("no layer to judge")
         worst = max(rows, key=lambda row: sign * number(row))

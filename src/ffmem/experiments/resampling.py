@@ -79,7 +79,7 @@ def resampling_settings(unit: str) -> dict[str, Any]:
     return {"resamples": RESAMPLES, "unit": unit}
 
 
-def interval(values: Iterable[float | None]) -> tuple[float, float] | None:
+def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None:
     """The 95% interval of what was found on draws: 2.5th and 97.5th percentile; None where none gave a number.
 
     >>> interval([None, *range(41)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Literal
 
 from ffmem.experiments.numbers import share
 from ffmem.experiments.resampling import interval
@@ -17,22 +17,6 @@ FEW = 30
 """Cells (or cases) below which a share says little; resamples of so few do not tell how little."""
 AGAIN = "interval: not there, run it again"
 RUN_CONTROL = f"control not run: ffmem experiments RUN --control {CONTROL}"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a number is computed from: a result's own rows and facts, or those of one of its resamples."""
-
-    rows: Sequence[dict[str, Any]]
-    facts: dict[str, Any]
-
-
-def own(result: Result) -> Sample:
-    return Sample(result.rows, result.facts)
-
-
-def resamples(result: Result) -> list[Sample]:
-    return [Sample(draw["rows"], draw["facts"]) for draw in result.resamples]
 
 
 @dataclass(frozen=True)
@@ -61,10 +45,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Measure:
-    """How a number is computed from a sample, the rule that it must meet, and how it is said."""
+    """How a number is computed from a result (or one of its draws), the rule that it must meet, and how it is said."""
 
     name: str
-    statistic: Callable[[Sample], int | float | None]
+    statistic: Callable[[Result], int | float | None]
     rule: Rule
     say: Callable[[float], str] = share
     of: str = ""
@@ -183,7 +167,7 @@ def find(reading: Reading, result: Result) -> Finding:
 
 
 def _number(measure: Measure, result: Result) -> Number:
-    value, ends = measure.statistic(own(result)), _ends(measure, result)
+    value, ends = measure.statistic(result), _ends(measure, result)
     if value is None or not isfinite(value):
         return Number(measure.name, None, None, None, "not measured", "")
     low, high = ends or (None, None)
@@ -194,7 +178,7 @@ def _number(measure: Measure, result: Result) -> Number:
 
 def _ends(measure: Measure, result: Result) -> tuple[float, float] | None:
     try:
-        return interval(measure.statistic(draw) for draw in resamples(result))
+        return interval(measure.statistic(draw) for draw in result.draws)
     except (KeyError, TypeError, ValueError):  # resamples without what this number needs
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -82,6 +82,11 @@ class Result:
         more = len(self.rows) - SHOWN_ROWS
         title = f"{self.experiment}{'' if self.control is None else f' ({self.control})'}"
         return html_table(columns, rows, visible(title)) + (f"<i>and {more:,} more rows</i>" if more > 0 else "")
+
+    @property
+    def draws(self) -> list[Result]:
+        """Its resamples, each as a result with what claims are judged by, no more."""
+        return [replace(self, rows=draw["rows"], facts=draw["facts"], resamples=[]) for draw in self.resamples]
 
     @property
     def table(self) -> pa.Table:

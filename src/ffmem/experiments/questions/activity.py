@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ffmem.experiments.experiment import EXAMPLES, Experiment, Figure
+from ffmem.experiments.experiment import Experiment, Figure, followed
 from ffmem.experiments.numbers import share
 from ffmem.experiments.panels import COLOURS, QUARTILES, Axis, Panel, curve_of, paper_curve, random_curve
 from ffmem.experiments.paper import the_paper
 from ffmem.experiments.readings import Read, Row, ends, falls, trend, units
 from ffmem.experiments.resampling import as_draws, draw_counts, medians, quartiles, resampling_settings, shares
-from ffmem.experiments.rules import Claim, Measure, Reading, Rule, Sample
-from ffmem.run.reader import Index
+from ffmem.experiments.rules import Claim, Measure, Reading, Rule
 from ffmem.run.results import Result
 
 if TYPE_CHECKING:
@@ -87,13 +86,7 @@ class Activity:
         return as_draws(rows, {"exact_zeros": shares(counts, self.zeros.mean(0)), "gated": self.gated})
 
 
-def activity(
-    model: Any, index: Index, eval: Any = None, *, examples: int = EXAMPLES, seed: int = 0, quiet: bool = False
-) -> Result:
-    """How many memories of each layer are active at the last token of random prefixes."""
-    from ffmem.experiments.observe import follow
-
-    return follow(model, index, [Activity], eval, examples=examples, seed=seed, quiet=quiet)[0]
+activity = followed(Activity)
 
 
 def carriers(mass: Tensor) -> Tensor:
@@ -167,7 +160,7 @@ def coin_flip(row: Row, facts: dict[str, Any]) -> bool:
 def active_part(result: Result) -> Reading:
     """The median over the layers of the share of active cells."""
 
-    def middle(sample: Sample) -> int | float:
+    def middle(sample: Result) -> int | float:
         return median(row["active_median"] for row in sample.rows)
 
     mass = [row["mass_median"] for row in result.rows if row.get("mass_median") is not None]

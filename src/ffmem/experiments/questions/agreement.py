@@ -30,7 +30,7 @@ from ffmem.experiments.panels import (
 from ffmem.experiments.paper import the_paper
 from ffmem.experiments.readings import Read, ends, falls, not_measured, rises, row_of, trend
 from ffmem.experiments.resampling import interval
-from ffmem.experiments.rules import FEW, Claim, Measure, Reading, Rule, Sample, own, resamples
+from ffmem.experiments.rules import FEW, Claim, Measure, Reading, Rule
 from ffmem.experiments.value_agreement import agreement
 from ffmem.run.reader import Index
 from ffmem.run.results import Result
@@ -51,7 +51,7 @@ def fig4(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
     return [Panel("", "cells that agree", curves, axis)]
 
 
-def _chance(sample: Sample) -> Sequence[Mapping[str, Any]]:
+def _chance(sample: Result) -> Sequence[Mapping[str, Any]]:
     found: Sequence[Mapping[str, Any]] = sample.facts.get("baselines", {}).get("by_layer", [])
     return found
 
@@ -85,7 +85,7 @@ def _bins(result: Result | None, name: str, form: Form, **more: Any) -> Curve:
     points = []
     for at, one in enumerate(result.facts.get("fig6", []) if result else [], 1):
         if one["share"] is not None and result is not None:
-            drawn = [draw.facts.get("fig6", []) for draw in resamples(result)]
+            drawn = [draw.facts.get("fig6", []) for draw in result.draws]
             low, high = interval(found[at - 1]["share"] for found in drawn if len(found) >= at) or (None, None)
             few = f"n {one['cells']}" if one["cells"] < FEW else ""
             note = f"{share(one['low'])} to {share(one['high'])}, {one['cells']:,} cells"
@@ -153,15 +153,15 @@ def above_chance(result: Result) -> Reading:
     best = max(rows, key=lambda row: row["share"])
     layer = best["layer"]
 
-    def agreeing(sample: Sample) -> int | float | None:
+    def agreeing(sample: Result) -> int | float | None:
         return row_of(sample.rows, layer).get("share")
 
-    def shuffled(sample: Sample) -> int | float | None:
+    def shuffled(sample: Result) -> int | float | None:
         return row_of(sample.facts["baselines"]["by_layer"], layer).get("shuffled")
 
-    chance, uniform = shuffled(own(result)), result.facts["baselines"]["uniform"]
+    chance, uniform = shuffled(result), result.facts["baselines"]["uniform"]
     try:
-        span = interval(shuffled(draw) for draw in resamples(result))
+        span = interval(shuffled(draw) for draw in result.draws)
     except KeyError:  # resamples without shuffled pairs
         span = None
     beside = "not there" if chance is None else share(chance) + (f" ({share(span[0])} to {share(span[1])})" if span else "")
@@ -173,7 +173,7 @@ def above_chance(result: Result) -> Reading:
 def surer(result: Result) -> Reading:
     """Fig 6: every cell counts with the share of its bin, so that a bin of one cell decides nothing."""
 
-    def ranks(sample: Sample) -> int | float:
+    def ranks(sample: Result) -> int | float:
         held = {at: one for at, one in enumerate(sample.facts["fig6"]) if one["cells"]}
         shares, cells = ([one[name] for one in held.values()] for name in ("share", "cells"))
         return spearman(list(held), shares, cells) or 0.0  # where all are equal there is no trend
@@ -189,7 +189,7 @@ def surer(result: Result) -> Reading:
 def predictive(count: str, least: int | float) -> Read:
     """How many of the most predictive values are of a kind."""
 
-    def part(sample: Sample) -> int | float | None:
+    def part(sample: Result) -> int | float | None:
         found = sample.facts["predictive"]
         return found[count] / found["cells"] if found["cells"] else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ffmem.cells import Sign
-from ffmem.experiments.experiment import EXAMPLES, Experiment, Figure
+from ffmem.experiments.experiment import Experiment, Figure, followed
 from ffmem.experiments.numbers import share
 from ffmem.experiments.panels import Axis, Panel, curve_of, paper_curve, random_curve
 from ffmem.experiments.paper import the_paper
 from ffmem.experiments.readings import Read, layers_with, not_measured, units
 from ffmem.experiments.resampling import as_draws, draw_counts, resampling_settings, shares
 from ffmem.experiments.rules import FEW, Claim, Measure, Reading, Rule
-from ffmem.run.reader import Index
 from ffmem.run.results import Result
 
 if TYPE_CHECKING:
@@ -145,21 +143,7 @@ class Composition:
         return facts, as_draws(rows, drawn)
 
 
-def composition(
-    model: Any,
-    index: Index,
-    eval: Any = None,
-    *,
-    norm: bool = False,
-    examples: int = EXAMPLES,
-    seed: int = 0,
-    quiet: bool = False,
-) -> Result:
-    """How often no memory of a layer predicts what the layer predicts. `norm` reads values and outputs through it alike."""
-    from ffmem.experiments.observe import follow
-
-    made = partial(Composition, norm=norm)
-    return follow(model, index, [made], eval, examples=examples, seed=seed, quiet=quiet)[0]
+composition = followed(Composition)
 
 
 def _share(found: np.ndarray) -> float | None:

@@ -17,7 +17,7 @@ from ffmem.experiments.numbers import plain, signed
 from ffmem.experiments.panels import COLOURS, HERE, QUARTILES, RANDOM, Axis, Panel, curve_of, random_curve
 from ffmem.experiments.readings import units
 from ffmem.experiments.resampling import as_draws, draw_counts, quartiles, resampling_settings, shares
-from ffmem.experiments.rules import Claim, Measure, Reading, Rule, Sample
+from ffmem.experiments.rules import Claim, Measure, Reading, Rule
 from ffmem.progress import Reporter, reporting
 from ffmem.run.reader import Index
 from ffmem.run.results import Result, check_request
@@ -256,7 +256,7 @@ def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
     ]
 
 
-def _effective(sample: Sample) -> Sequence[Mapping[str, Any]]:
+def _effective(sample: Result) -> Sequence[Mapping[str, Any]]:
     """Effective memories as shares of their layer's cells, of the layers that have all of them."""
     names = [f"{name}_{q}" for name in EFFECTIVE for q in ("q1", "median", "q3")]
     whole = [row for row in sample.rows if all(row.get(name) is not None for name in names)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ffmem.experiments.experiment import EXAMPLES, Experiment, Figure, Section
+from ffmem.experiments.experiment import Experiment, Figure, Section, followed
 from ffmem.experiments.markup import Raw, details, element, missing, table
 from ffmem.experiments.numbers import share
 from ffmem.experiments.panels import (
@@ -183,13 +183,7 @@ class Refinement:
             yield table(chunk[None].to(self.model.device))[0].float()
 
 
-def refinement(
-    model: Any, index: Index, eval: Any = None, *, examples: int = EXAMPLES, seed: int = 0, quiet: bool = False
-) -> Result:
-    """Where, from layer to layer, a prediction is decided: in the residual, in the feed-forward layer, or in their sum."""
-    from ffmem.experiments.observe import follow
-
-    return follow(model, index, [Refinement], eval, examples=examples, seed=seed, quiet=quiet)[0]
+refinement = followed(Refinement)
 
 
 def fig9(result: Result, axis: Axis, control: Result | None) -> list[Panel]:

@@ -21,7 +21,7 @@ from ffmem.experiments.panels import COLOURS, HERE, PAPER, RANDOM, Axis, Panel, 
 from ffmem.experiments.paper import the_paper
 from ffmem.experiments.readings import Row, ends, falls, in_most_layers, trend
 from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, interval, resampling_settings, shares
-from ffmem.experiments.rules import Claim, Reading, Rule, Sample
+from ffmem.experiments.rules import Claim, Reading, Rule
 from ffmem.progress import Reporter, reporting
 from ffmem.run.reader import Index
 from ffmem.run.results import Result, check_request
@@ -318,7 +318,7 @@ def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
     ]
 
 
-def _of_kind(sample: Sample, *, kind: str) -> Sequence[Mapping[str, Any]]:
+def _of_kind(sample: Result, *, kind: str) -> Sequence[Mapping[str, Any]]:
     return [row for row in sample.rows if row["kind"] == kind]
 
 
@@ -352,7 +352,7 @@ def last_token_most(result: Result) -> Reading:
     )(result)
 
 
-def removals(sample: Sample) -> list[Row]:
+def removals(sample: Result) -> list[Row]:
     """Fig 3: of every layer with all three kinds of removal, their mean changes."""
     layers: dict[int, Row] = {}
     for row in sample.rows:
