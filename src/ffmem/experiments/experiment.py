@@ -54,14 +54,14 @@ class Figure:
     name: str
     """Its files are called so: the experiment's name, with `_2` and so on behind it where it has several."""
     number: str
-    """How a heading calls it: `Fig 3`."""
+    """The name that a heading gives it: `Fig 3`."""
     title: str
     see: str
     """Two or three sentences for a reader who has not read the paper."""
     alt: str
     """A text for those who cannot see it."""
     panels: Callable[[Result, Axis, Result | None], Sequence[Panel]]
-    """From the result, where layers are drawn, and the same result on random weights where there is one."""
+    """Called with the result, the axis of layers, and the same result on random weights (None where that was not run)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Section:
     heading: str
     """Parts of one heading stand below it together."""
     show: Callable[[Index, Result | None], Sequence[Raw]]
-    """The part as HTML; of None it says what the part is, and `missing` how to make it."""
+    """It gives the part as HTML from the index and the result; where the result is None, `missing` says how to make it."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Experiment:
     most_examples: int | None = None
     """No more examples than this are taken, however many are asked for."""
     most_control_examples: int | None = None
-    """The same for the control."""
+    """No more examples than this are taken for the control, which is asked of random weights."""
     order: int = 100
     """Experiments are run and shown by this number, those of equal numbers by name."""
 

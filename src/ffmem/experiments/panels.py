@@ -47,7 +47,7 @@ class Point:
     high: int | float | None = None
     note: str = ""
     few: str = ""
-    """Of how many it is, where they are too few to say much: such a bar is hollow."""
+    """How many cells it is from, in words, where they are too few to say much: such a bar is hollow."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Curve:
     colour: str = ""
     base: list[int | float] = field(default_factory=list)
     interval: str = ""
-    """What `low` and `high` are."""
+    """What the ends `low` and `high` of its points are: quartiles, or a 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ class Panel:
     log: bool = False
     half_bar: float = 0.4
     limits: dict[str, Any] = field(default_factory=dict)
-    """Of the height, where they are known, as the scale wants them."""
+    """Arguments of the height's scale, where its limits are known beforehand."""
     empty: Sequence[int] = ()
     """Bins in which there is nothing to have a share of."""
 
     @property
     def spread(self) -> str:
-        """What bands and whiskers are."""
+        """What the panel's bands and whiskers stand for, in words."""
         return ", ".join(sorted({curve.interval for curve in self.curves if any(p.low is not None for p in curve.points)}))
 
 

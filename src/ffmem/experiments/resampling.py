@@ -75,7 +75,7 @@ def as_draws(rows: list[dict[str, Any]], facts: dict[str, Any], draws: int = RES
 
 
 def resampling_settings(unit: str) -> dict[str, Any]:
-    """What a result says of its draws."""
+    """The settings by which a result says how many draws it keeps, and of what."""
     return {"resamples": RESAMPLES, "unit": unit}
 
 

@@ -29,7 +29,7 @@ class Rule:
     most: int | float = inf
 
     def verdict(self, values: Iterable[int | float]) -> Verdict:
-        """Of a number and the ends of its interval.
+        """The verdict on a number and the ends of its interval together.
 
         >>> Rule(above=0).verdict([2, 1, 3]), Rule(above=0).verdict([2, -1, 3]), Rule(least=5, most=6).verdict([2, 1, 3])
         ('holds', 'undecided', 'does not hold')

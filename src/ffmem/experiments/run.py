@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 CONTROL_EXAMPLES, CONTROL_CELLS = 200, 20
-"""Of a control: prefixes that are followed, and cells a layer whose triggers have tokens removed."""
+"""Prefixes that a control follows, and cells of each layer from whose triggers it removes tokens."""
 
 
 def run_experiments(run: str | Path | Index, names: Iterable[str] = (), **options: Any) -> list[Result]:

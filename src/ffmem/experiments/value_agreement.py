@@ -198,7 +198,7 @@ def _table2(index: Index, layers: list[ValueScores], depth: int, end: int | None
 
 
 def _best_cell(layer: ValueScores) -> int:
-    """By agreeing triggers and not by precision alone: one trigger that agrees is a precision of 1 too."""
+    """The cell with most agreeing triggers; precision alone would not do, one trigger that agrees has a precision of 1."""
     precision = layer.matches / np.maximum(1, layer.with_next)
     # The last key counts first; the sort is stable, so the lower cell comes first among equals.
     return int(np.lexsort((-layer.probability, -precision, -layer.matches))[0])
@@ -351,7 +351,7 @@ def _predictive_draws(
 
 
 def _shuffled_draws(counts: Float[np.ndarray, "draws known"], layer: ValueScores) -> Float[np.ndarray, " draws"]:
-    """As `shuffled_hits`, of the words that are both said by a value and next to a trigger."""
+    """On every draw the share that agrees on average where next tokens are dealt to values at random."""
     said, following = layer.top[layer.known], layer.next[layer.known]
     words = np.intersect1d(said, following)
     total, pairs = counts.sum(1), np.zeros(len(counts))

@@ -43,7 +43,7 @@ class ValueScores:
     negative_next: Int[np.ndarray, " cells"] | None = None
     """The first negative trigger's next token, where the run has looked for them."""
     negative_top: Int[np.ndarray, " cells"] | None = None
-    """What each value turned round says."""
+    """The token that each value turned round puts first."""
 
     @property
     def known(self) -> Bool[np.ndarray, " cells"]:

@@ -97,7 +97,7 @@ class Drawn:
     """The coefficient that the index holds."""
     position: Int[np.ndarray, " n"]
     row: Int[np.ndarray, " n"]
-    """Of the sentence in the run's table."""
+    """The row of the trigger's sentence in the run's table of sentences."""
 
 
 @dataclass(frozen=True)
