@@ -31,7 +31,7 @@ from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import wiki_tokenizer
 from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
-from ffmem.run.results import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 
 PAPER_WORDS = 267_744 - 4
 """Words of the paper's vocabulary, the marks not counted."""
@@ -99,7 +99,7 @@ def measure(index: Index, model: MemoryModel, eval: Any, cells: int) -> dict[str
     speed = bare_speed(model, examples)
     tokens = example_tokens(index, examples, cells)
     alone = {}
-    for name in EXPERIMENTS:
+    for name in all_experiments():
         synchronize(model)
         began = time.perf_counter()
         run_experiments(index, [name], model=model, eval=eval, cells=cells, quiet=True)

@@ -289,7 +289,7 @@ def sweeps(scale: int, repeat: int) -> dict[str, list[dict[str, Any]]]:
 
 def plot(found: dict[str, Any]) -> str:
     """What is doubled from left to right, what it takes from top to bottom: SVG."""
-    from ffmem.reports.drawing import altair, svg
+    from ffmem.experiments.charts import altair, svg
 
     alt = altair()
     rows = []

@@ -8,7 +8,7 @@ from ffmem import demonstration
 from ffmem.demonstration import agreement, demo, worth_seeing
 from ffmem.reports.claims import judge_claims, summary
 from ffmem.reports.figures import all_results
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import saved_results
 from tests.tiny import some_text
 
@@ -48,7 +48,7 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
     index = demo(tmp_path / "run")
     out, err = capsys.readouterr()
     assert "has read" in out
-    assert set(saved_results(index, "random")) == set(EXPERIMENTS)
+    assert set(saved_results(index, "random")) == set(all_experiments())
     results, controls = all_results(index), all_results(index, "random")
     assert f"kept out of the index. {summary(judge_claims(results, controls))}" in out.replace("\n", " ")
     assert out.count("  layer ") == index.manifest.model.layers

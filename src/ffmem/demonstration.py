@@ -59,8 +59,8 @@ def worth_seeing(index: Index, count: int = SHOWN) -> list[CellView]:
         first = index[Cell(layer, 0)].row
         tokens = next_tokens(index, layer)
         own = said[first : first + tokens.cells]
-        agreeing = (tokens.ids == own[:, None]).sum(1) / np.maximum(1, tokens.judged)
-        good = (tokens.judged >= LEAST) & (agreeing >= AGREEING)
+        agreeing = (tokens.ids == own[:, None]).sum(1) / np.maximum(1, tokens.with_next)
+        good = (tokens.with_next >= LEAST) & (agreeing >= AGREEING)
         scores[first : first + tokens.cells] = agreeing * surprise[own] * good
     cells = list(zip(*(index.table("cells").column(name).to_pylist() for name in ("layer", "index")), strict=True))
     found: list[CellView] = []

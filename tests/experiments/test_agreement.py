@@ -10,8 +10,8 @@ import torch
 
 from ffmem import build_index, load_model, open_index
 from ffmem.errors import FfmemError, RunError
-from ffmem.experiments.agreement import _best_cell, _by_probability, _top_layers, agreement
-from ffmem.experiments.judged import JudgedCells
+from ffmem.experiments.value_agreement import _best_cell, _by_probability, _top_layers, agreement
+from ffmem.experiments.value_scores import ValueScores
 from ffmem.run.results import load_result
 from tests.tiny import some_sentences, tiny_model
 
@@ -227,16 +227,16 @@ def test_table2_keeps_the_layers_with_most_agreeing_triggers(case, slow, monkeyp
 def by_hand(**columns):
     """A layer of nine cells, all of them judged and none agreeing unless told."""
     zeros = np.zeros(9, np.int64)
-    given = dict.fromkeys(("rank", "next", "last", "triggers", "judged", "matches"), zeros)
+    given = dict.fromkeys(("rank", "next", "last", "triggers", "with_next", "matches"), zeros)
     given |= {"top": zeros + 1, "probability": np.linspace(0, 1, 9, dtype=np.float32), "first_at_end": zeros > 0}
-    return JudgedCells(layer=1, at_end=0, **(given | columns))
+    return ValueScores(layer=1, at_end=0, **(given | columns))
 
 
 def test_the_best_cell_has_most_agreeing_triggers_then_precision_then_probability_then_the_lower_number():
     matches = np.array([1, 4, 4, 4, 4, 2, 0, 0, 0])
     judged = np.array([1, 9, 5, 5, 5, 2, 1, 0, 9])
     probability = np.array([9, 9, 1, 2, 2, 9, 9, 9, 9], np.float32)
-    assert _best_cell(by_hand(matches=matches, judged=judged, probability=probability)) == 3
+    assert _best_cell(by_hand(matches=matches, with_next=judged, probability=probability)) == 3
 
 
 def test_a_probability_on_the_edge_of_two_bins_is_in_the_higher_one_and_the_largest_in_the_last():

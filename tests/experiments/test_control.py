@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from ffmem import build_index
 from ffmem.errors import RunError
 from ffmem.experiments import agreement, run_experiments
 from ffmem.experiments.control import control_index, random_model
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import load_result, saved_results
 from tests.tiny import some_sentences
 
-RUN, CONTROL = sys.modules[run_experiments.__module__], sys.modules[random_model.__module__]
+CONTROL = sys.modules[random_model.__module__]
 SMALL = {"control": "random", "examples": 8, "cells": 3, "quiet": True}
 
 
@@ -32,7 +33,7 @@ def temporary(tmp_path, monkeypatch):
 def controls(monkeypatch):
     """What models with random weights were made with."""
     asked = []
-    monkeypatch.setattr(RUN, "random_model", lambda *args: asked.append(args) or random_model(*args))
+    monkeypatch.setattr(CONTROL, "random_model", lambda *args: asked.append(args) or random_model(*args))
     return asked
 
 
@@ -49,8 +50,8 @@ def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_o
     results = run_experiments(index, model=model, **SMALL)
     assert (
         [result.experiment for result in results]
-        == list(EXPERIMENTS)
-        == sorted(saved_results(index, "random"), key=EXPERIMENTS.index)
+        == list(all_experiments())
+        == sorted(saved_results(index, "random"), key=list(all_experiments()).index)
     )
     assert saved_results(index) == ["agreement"]
     assert load_result(index, "agreement").as_dict() == own.as_dict()
@@ -75,7 +76,7 @@ def test_nothing_is_computed_again_while_nothing_differs(made, controls, monkeyp
     first = run_experiments(index, names, model=model, **SMALL)
     assert len(controls) == 1
     with monkeypatch.context() as nothing:
-        nothing.setattr(RUN, "model_of", lambda *_, **__: pytest.fail("a model was loaded"))
+        nothing.setattr("ffmem.run.model.model_of", lambda *_, **__: pytest.fail("a model was loaded"))
         again = run_experiments(index, names, **SMALL)
     assert [one.as_dict() for one in again] == [one.as_dict() for one in first]
     for count, other in enumerate(({"seed": 1}, {"examples": 9, "seed": 1}, {"cells": 2, "seed": 1}), 2):
@@ -109,7 +110,7 @@ def test_stopped_in_the_middle_it_leaves_nothing(made, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RUN, "agreement", stop)
+    monkeypatch.setitem(all_experiments(), "agreement", replace(all_experiments()["agreement"], run=stop))
     with pytest.raises(KeyboardInterrupt):
         run_experiments(index, model=model, **SMALL)
     assert saved_results(index, "random") == []

@@ -83,14 +83,14 @@ def test_fewer_sentences_than_asked_for_are_all_taken_and_counted(made, tmp_path
 
 def test_without_an_eval_corpus_the_indexed_one_is_read_and_that_is_said(made):
     model, index, text = made("gpt2")
-    assert drawn(model, index, count=5).origin == f"{text} (the indexed corpus itself)"
+    assert drawn(model, index, count=5).drawn_from == f"{text} (the indexed corpus itself)"
 
 
 def test_a_corpus_that_cannot_be_read_again_gives_the_sentences_of_the_run(gpt2, tmp_path):
     sentences = some_sentences(30)
     index = build_index(gpt2, sentences, out=tmp_path / "run", quiet=True)
     examples = drawn(gpt2, index, count=5)
-    assert "the run kept for its triggers" in examples.origin
+    assert "the run kept for its triggers" in examples.drawn_from
     assert all(any(text.startswith(example.text) for text in sentences) for example in examples.examples)
 
 

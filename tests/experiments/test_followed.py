@@ -9,11 +9,12 @@ import torch
 
 from ffmem import build_index, load_model
 from ffmem.errors import RunError
-from ffmem.experiments.activity import MASS, Activity, activity, carriers
-from ffmem.experiments.composition import Composition, composition
 from ffmem.experiments.examples import sample_examples
-from ffmem.experiments.observe import follow, quartiles
-from ffmem.experiments.refinement import Refinement, refinement
+from ffmem.experiments.observe import follow
+from ffmem.experiments.questions.activity import MASS, Activity, activity, carriers
+from ffmem.experiments.questions.composition import Composition, composition
+from ffmem.experiments.questions.refinement import Refinement, refinement
+from ffmem.experiments.resampling import quartiles
 from ffmem.run.results import load_result
 from tests.experiments.conftest import KINDS
 from tests.tiny import tiny_model

@@ -48,7 +48,7 @@ def test_next_and_last_tokens_are_those_of_the_triggers_one_by_one(index, layer,
     assert found.ids.tolist() == ids.tolist()
     assert found.last.tolist() == last.tolist()
     assert found.counts.tolist() == (last >= 0).sum(1).tolist()
-    assert found.judged.tolist() == (ids >= 0).sum(1).tolist()
+    assert found.with_next.tolist() == (ids >= 0).sum(1).tolist()
     assert found.ended == ((one_by_one(index, layer, sign, None)[0] < 0) & (last >= 0)).sum() > 0
 
 

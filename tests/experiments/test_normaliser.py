@@ -14,8 +14,16 @@ from transformers.activations import ACT2FN
 from ffmem import build_index, load_model
 from ffmem.errors import CorpusError, ModelError, RunError
 from ffmem.experiments.examples import Example, Examples, sample_examples
-from ffmem.experiments.normaliser import _feeds, batch_losses, effective_memories, normaliser, softmax, softmax_scaled
-from ffmem.experiments.substitution import Factors, recorded, replayed, substituted
+from ffmem.experiments.questions.normaliser import _feeds, batch_losses, normaliser
+from ffmem.experiments.substitution import (
+    Factors,
+    effective_memories,
+    recorded,
+    replayed,
+    softmax,
+    softmax_scaled,
+    substituted,
+)
 from ffmem.run.results import load_result
 from tests.tiny import UNKNOWN, VARIANTS, some_sentences, tiny_model
 

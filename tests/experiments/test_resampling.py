@@ -8,22 +8,21 @@ from statistics import median
 import numpy as np
 import pytest
 
-from ffmem.experiments.activity import Activity
-from ffmem.experiments.agreement import agreement, shuffled_hits
-from ffmem.experiments.agreement_draws import agreement_draws
-from ffmem.experiments.composition import Composition
 from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.experiments.judged import JudgedCells, read_layer
-from ffmem.experiments.normaliser import RULES, _feeds, batch_losses, normaliser
 from ffmem.experiments.observe import observe
-from ffmem.experiments.refinement import Refinement
-from ffmem.experiments.removal import KINDS, draw_triggers, removal, remove_tokens
+from ffmem.experiments.questions.activity import Activity
+from ffmem.experiments.questions.composition import Composition
+from ffmem.experiments.questions.normaliser import SOFTMAXES, _feeds, batch_losses, normaliser
+from ffmem.experiments.questions.refinement import Refinement
+from ffmem.experiments.questions.removal import KINDS, draw_triggers, removal, remove_tokens
 from ffmem.experiments.resampling import RESAMPLES, as_draws, bootstrap, draw_counts, interval, medians, shares
 from ffmem.experiments.run import run_experiments
-from ffmem.experiments.substitution import substituted
+from ffmem.experiments.substitution import softmax, softmax_scaled, substituted
+from ffmem.experiments.value_agreement import agreement, agreement_draws, shuffled_hits
+from ffmem.experiments.value_scores import ValueScores, read_layer
 from ffmem.progress import reporting
 from ffmem.reports.claims import judge_claims
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import load_result
 
 COUNT, SEED = 24, 3
@@ -165,7 +164,7 @@ def test_draws_of_the_normaliser_are_losses_per_token_of_repeated_examples(made)
         return each
 
     found = {"base": losses()}
-    for name, rule in RULES.items():
+    for name, rule in zip(SOFTMAXES, (softmax, softmax_scaled), strict=True):
         for layers in ([1, 2, 3], [1], [2], [3]):
             with substituted(model, layers, rule):
                 found[name, *layers] = losses()
@@ -174,7 +173,7 @@ def test_draws_of_the_normaliser_are_losses_per_token_of_repeated_examples(made)
         mean = {of: np.mean([loss for at in which for loss in each[at]]) for of, each in found.items()}
         draw = result.resamples[number]
         assert same(draw["facts"]["loss"], mean["base"])
-        for name in RULES:
+        for name in SOFTMAXES:
             change = mean[name, 1, 2, 3] - mean["base"]
             assert draw["facts"][f"change_{name}_all"] == pytest.approx(change, abs=1e-5)
             for row in draw["rows"]:
@@ -194,7 +193,7 @@ def test_every_claim_can_be_judged_on_every_draw_as_on_the_result_and_the_file_s
         assert [(claim.id, claim.verdict == "not measured") for claim in judged if claim.id not in few] == [
             (claim.id, claim.verdict == "not measured") for claim in claims if claim.id not in few
         ]
-    for name in EXPERIMENTS:
+    for name in all_experiments():
         assert (index.path / "results" / f"{name}.json").stat().st_size < 400_000
         assert load_result(index, name).resamples == results[name].resamples
 
@@ -217,7 +216,7 @@ def test_where_there_is_nothing_there_is_no_number():
     assert isnan(found[1])
     assert np.isnan(medians(counts[:, :0], np.zeros(0))).all()
     assert medians(counts, np.array([3, 7])).tolist() == [3, 7]
-    assert np.isnan(interval(np.array([np.nan]))).all()
+    assert interval(np.array([np.nan])) is None
     drawn = as_draws([{"layer": 1, "x": found}], {"n": np.array([3, 4]), "part": [{"y": 1 / 3 * np.ones(2)}]}, draws=2)
     assert drawn == [
         {"rows": [{"layer": 1, "x": 1.0}], "facts": {"n": 3, "part": [{"y": 0.333333}]}},
@@ -235,7 +234,7 @@ def test_pairs_shuffled_agree_as_often_as_a_mean_over_many_shuffles():
 
 def test_draws_of_a_layer_where_nothing_is_judged_have_no_share():
     cells = np.zeros(5, np.int64)
-    layer = JudgedCells(
+    layer = ValueScores(
         layer=1,
         top=cells,
         probability=np.linspace(0, 1, 5),
@@ -243,7 +242,7 @@ def test_draws_of_a_layer_where_nothing_is_judged_have_no_share():
         next=cells - 1,
         last=cells,
         triggers=cells,
-        judged=cells,
+        with_next=cells,
         matches=cells,
         first_at_end=cells > 0,
         at_end=0,

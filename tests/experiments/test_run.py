@@ -1,7 +1,7 @@
 """All experiments on one run, from Python and from the command line."""
 
 import json
-import sys
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +18,7 @@ from ffmem.experiments import (
     removal,
     run_experiments,
 )
-from ffmem.run.folder import EXPERIMENTS
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import saved_results
 from tests.experiments.conftest import KINDS
 
@@ -27,11 +27,13 @@ from tests.experiments.conftest import KINDS
 def test_all_experiments_run_on_every_kind_of_model_and_are_kept(kind, made):
     model, index, _ = made(kind)
     results = run_experiments(index, model=model, examples=12, cells=4, quiet=True)
-    assert [result.experiment for result in results] == list(EXPERIMENTS)
-    assert set(saved_results(index)) >= set(EXPERIMENTS)
+    assert [result.experiment for result in results] == list(all_experiments())
+    assert set(saved_results(index)) >= set(all_experiments())
     for result in results:
         assert {row["layer"] for row in result.rows} == set(range(1, model.layers + 1))
         json.dumps(result.as_dict(), allow_nan=False)
+        told = ", ".join(all_experiments()[result.experiment].columns).split(", ")
+        assert [column for column in told if column in result.rows[0]] == list(result.rows[0])
 
 
 def test_only_the_named_ones_run_in_their_order(made):
@@ -43,14 +45,18 @@ def test_only_the_named_ones_run_in_their_order(made):
 
 def test_one_after_the_other_each_is_made_when_it_is_asked_for(made, monkeypatch):
     model, index, _ = made("gpt2")
-    module, asked = sys.modules[each_experiment.__module__], []
-    original = module.agreement
-    monkeypatch.setattr(module, "agreement", lambda *args, **options: asked.append(1) or original(*args, **options))
+    original, asked = all_experiments()["agreement"], []
+
+    def noted(model, index, *, seed, quiet):
+        asked.append(seed)
+        return original.run(model, index, seed=seed, quiet=quiet)
+
+    monkeypatch.setitem(all_experiments(), "agreement", replace(original, run=noted))
     results = each_experiment(index, ["agreement", "removal"], model=model, cells=2, quiet=True)
     assert next(results).experiment == "removal"
     assert not asked
     assert next(results).experiment == "agreement"
-    assert asked
+    assert asked == [0]
 
 
 @pytest.mark.parametrize(

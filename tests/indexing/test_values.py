@@ -15,10 +15,11 @@ from ffmem.errors import ModelError, RunError
 from ffmem.indexing.tables import write_table
 from ffmem.indexing.values import together
 from ffmem.live.causal import causal
-from ffmem.run.folder import EXPERIMENTS, VALUES, RunFolder
+from ffmem.run.folder import VALUES, RunFolder
 from ffmem.run.manifest import ValueFacts
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index
+from ffmem.run.registry import all_experiments
 from ffmem.run.store import LocalStore
 from tests.tiny import tiny_model, word_tokenizer
 
@@ -62,7 +63,7 @@ WAYS = {
     "run_experiments": lambda run, model: next(experiments.run_experiments(run, ["activity"], model=model, quiet=True)),
 } | {
     name: lambda run, model, name=name: getattr(experiments, name)(model, open_index(run), quiet=True)
-    for name in EXPERIMENTS
+    for name in all_experiments()
 }
 
 

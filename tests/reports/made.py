@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ffmem.reports.paper import the_paper
+from ffmem.experiments.paper import the_paper
 from ffmem.run.folder import RunFolder
 from ffmem.run.manifest import CorpusFacts, Counts, Manifest, ModelFacts, Settings, TokenizerFacts
 from ffmem.run.reader import open_index

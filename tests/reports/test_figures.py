@@ -5,11 +5,10 @@ import re
 import pytest
 
 from ffmem.errors import FfmemError
-from ffmem.reports.curves import COLOURS
-from ffmem.reports.drawing import png, svg
-from ffmem.reports.figures import figure, plot, save_figures
-from ffmem.reports.panels import FIGURES, panels
-from ffmem.reports.paper import the_paper
+from ffmem.experiments.charts import png, svg
+from ffmem.experiments.panels import COLOURS
+from ffmem.experiments.paper import the_paper
+from ffmem.reports.figures import figure, figures, panels, plot, save_figures
 from ffmem.run.results import Result
 from tests.reports.made import made_run, random_weights, resampled
 
@@ -140,7 +139,7 @@ def test_numbers_that_are_none_are_left_out(sixteen):
     assert [at for at, *_ in series(figure("fig4", [result]), "this model")] == [1, *range(3, 17)]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", figures())
 def test_every_figure_answers_to_pointer_and_legend_and_lies_on_any_ground(name, sixteen):
     spec = figure(name, sixteen).to_dict()
     assert spec["background"] == "transparent"
@@ -208,7 +207,7 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(module, package
         svg(figure("fig7", sixteen))
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", figures())
 def test_random_weights_are_beside_the_model_where_they_were_run(name, sixteen):
     def named(controls):
         return {

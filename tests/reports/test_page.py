@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from ffmem.errors import FfmemError, RunError
+from ffmem.experiments.markup import data
 from ffmem.reports import report
-from ffmem.reports.captions import CAPTIONS
 from ffmem.reports.claims import judge_claims, summary
-from ffmem.reports.markup import data
+from ffmem.reports.figures import figures
 from ffmem.reports.page import model_title, render
-from ffmem.reports.panels import FIGURES
 from tests.reports.made import made_run, paper_results, random_weights, resampled
 
 
@@ -72,7 +71,7 @@ def test_the_page_has_every_section_and_every_figure(outline, run):
         "Examples to read",
     ):
         assert title in titles
-    for caption in CAPTIONS.values():
+    for _, caption in figures().values():
         assert f"{caption.number}. {caption.title}" in titles
     words = " ".join(outline.words)
     for claim in judge_claims(paper_results()):
@@ -206,7 +205,7 @@ def test_every_chart_has_its_data_a_label_and_a_still_picture(outline):
         assert spec["description"]
         assert "$schema" not in spec
     images = [found for tag, found in outline.tags if tag == "img"]
-    assert len(images) == len(FIGURES)
+    assert len(images) == len(figures())
     assert all(image["alt"] for image in images)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ffmem.reports.paper import the_paper
+from ffmem.experiments.paper import the_paper
 
 
 def test_every_curve_has_a_number_a_layer_and_shares_are_shares():

@@ -7,8 +7,9 @@ import pytest
 
 from ffmem import open_index
 from ffmem.errors import RunError
-from ffmem.reports.panels import FIGURES
-from ffmem.run.folder import EXPERIMENTS, PARTS, RunFolder
+from ffmem.reports.figures import figures
+from ffmem.run.folder import RunFolder, is_part
+from ffmem.run.registry import all_experiments
 
 FILES = ["triggers.arrow", "cells.arrow", "sentences.arrow", "tokens.arrow", "values.arrow"]
 
@@ -77,14 +78,14 @@ def test_no_run_an_empty_folder_and_a_file_are_told_apart(tmp_path):
 
 
 def test_whatever_an_experiment_or_a_report_writes_is_known_to_be_of_the_run():
-    written = [f"figures/{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
+    written = [f"figures/{name}.{ending}" for name in figures() for ending in ("svg", "png")]
     written += [
         f"results/{at}{name}.{ending}"
         for at in ("", "random/")
-        for name in (*EXPERIMENTS, "causal")
+        for name in (*all_experiments(), "causal")
         for ending in ("json", "parquet")
     ]
-    assert all(map(PARTS.fullmatch, written))
+    assert all(map(is_part, written))
 
 
 @pytest.mark.parametrize(

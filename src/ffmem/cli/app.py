@@ -32,6 +32,7 @@ from ffmem.cli.options import (
     some_layers,
 )
 from ffmem.cli.words import info_lines, result_lines, show_json
+from ffmem.run.registry import registered
 from ffmem.text import shown_size
 
 if TYPE_CHECKING:
@@ -343,7 +344,7 @@ def experiments(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="`removal`, `agreement`, `activity`, `composition`, `refinement`, `normaliser`.",
+            help=f"`{'`, `'.join(registered())}`.",
             show_default="all",
         ),
     ] = None,

@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
+from inspect import getsourcefile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from ffmem.indexing.build import build_index
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import CONTROL, Result, load_result, saved_results
 
-CONTROL_EXAMPLES, CONTROL_CELLS, CONTROL_NORMALISED = 200, 20, 10
-"""Prefixes to follow, cells a layer whose triggers have tokens removed, and examples of the normaliser."""
 CONTROL_TOKENS = 20_000
 """Of the run's corpus, which the control's index is made from."""
 
@@ -117,8 +117,9 @@ def _changed(name: str) -> int | None:
 
 @cache
 def _code() -> str:
-    """The hash of the experiments' own code and ffmem's version."""
+    """The hash of ffmem's version and of all code of experiments, its own and other packages'."""
     digest = sha256(__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    others = [Path(file) for one in all_experiments().values() if (file := getsourcefile(one.observer or one.run))]
+    for path in sorted({*Path(__file__).parent.rglob("*.py"), *others}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -16,14 +16,13 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import Source, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
 from ffmem.errors import CorpusError
+from ffmem.experiments.experiment import EXAMPLES
 from ffmem.indexing.provenance import sample_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 from ffmem.run.reader import Index
 from ffmem.run.results import check_request
 
-EXAMPLES = 4000
-"""As many as in the paper."""
 SHARD_TOKENS = 1 << 18
 
 
@@ -41,7 +40,7 @@ class Examples:
     """Examples and where they are from, told in words for the reader of a result."""
 
     examples: list[Example]
-    origin: str
+    drawn_from: str
     asked: int
 
     def __len__(self) -> int:
@@ -52,8 +51,8 @@ class Examples:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a result says of its examples."""
-        return {"examples": len(self), "examples_asked": self.asked, "examples_from": self.origin}
+        """The settings by which a result says how many examples it is from, and where they were drawn."""
+        return {"examples": len(self), "examples_asked": self.asked, "examples_from": self.drawn_from}
 
     def batches(self, bos: int | None, batch_tokens: int) -> Iterator[tuple[list[int], Int[np.ndarray, "batch columns"]]]:
         """Numbers of examples of about equal length, and their ids behind the beginning-of-sentence token."""
@@ -77,17 +76,17 @@ def sample_examples(
     corpus = corpus_like(index, encoder, eval)
     if corpus is None:
         kept = _kept(index)
-        origin = (
+        drawn_from = (
             "sentences that the run kept for its triggers: its corpus cannot be read again, and no eval corpus was given"
         )
         drawn = [kept[number] for number in sorted(chance.permutation(len(kept))[:count].tolist())]
     else:
         names = ", ".join(source.name for source in corpus.sources)
-        origin = names + ("" if eval is not None else " (the indexed corpus itself)")
+        drawn_from = names + ("" if eval is not None else " (the indexed corpus itself)")
         drawn = _draw(corpus, count, chance, quiet)
     if not drawn:
-        raise CorpusError(f"expected sentences to draw examples from, found none in {origin}")
-    return Examples([_example(sentence, chance) for sentence in encoder.with_ends(drawn)], origin, count)
+        raise CorpusError(f"expected sentences to draw examples from, found none in {drawn_from}")
+    return Examples([_example(sentence, chance) for sentence in encoder.with_ends(drawn)], drawn_from, count)
 
 
 def corpus_like(index: Index, encoder: Encoder, eval: Any = None) -> Corpus | None:

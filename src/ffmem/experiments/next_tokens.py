@@ -13,7 +13,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
 
 NONE = -1
-"""Where there is no trigger, or no token behind it."""
+"""Stands for a token where there is no trigger, or no token behind it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class NextTokens:
         return len(self.counts)
 
     @property
-    def judged(self) -> Int[np.ndarray, " cells"]:
+    def with_next(self) -> Int[np.ndarray, " cells"]:
         """Triggers a cell that have a next token."""
         return (self.ids != NONE).sum(1)
 

@@ -30,7 +30,7 @@ class Seen:
 
     model: MemoryModel
     numbers: list[int]
-    """Which examples these are."""
+    """The numbers of the examples that were in the batch."""
     places: Places
     _tops: dict[tuple[str, int, bool], Int[np.ndarray, " n"]] = field(default_factory=dict)
 
@@ -41,11 +41,11 @@ class Seen:
 
     @cached_property
     def said(self) -> Int[Tensor, " n"]:
-        """The model's own prediction."""
+        """The token that the model itself predicts at each example's end."""
         return torch.from_numpy(self.top("o", self.model.layers, norm=True))
 
     def top(self, name: str, layer: int, *, norm: bool) -> Int[np.ndarray, " n"]:
-        """What r, y or o of a layer puts first."""
+        """The token that r, y or o of a layer puts first."""
         key = (name, layer, norm and self.model.has_norm)
         if key not in self._tops:
             found = self.model.vocabulary.best(self.vectors(name, layer, norm=norm), norm=norm)[1]
@@ -53,7 +53,7 @@ class Seen:
         return self._tops[key]
 
     def residual(self, layer: int) -> Judged:
-        """What r of a layer puts first, and what it thinks of the model's own prediction."""
+        """The token that r of a layer puts first, and the probability that it gives to the model's own prediction."""
         return self.model.vocabulary.judge(self.vectors("r", layer, norm=True), self.said, norm=True)
 
 
@@ -108,11 +108,3 @@ def observe(
             done += len(numbers)
             reporter.update(done / len(examples), f"{done:,} of {len(examples):,} examples")
     return [observer.result(settings | examples.settings) for observer in observers]
-
-
-def quartiles(values: np.ndarray) -> tuple[float, float, float]:
-    """First quartile, median and third quartile, interpolated; NaN of nothing."""
-    if not len(values):
-        return float("nan"), float("nan"), float("nan")
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return float(low), float(middle), float(high)

@@ -5,7 +5,7 @@ A draw is a row of counts: how often each unit is in it. What is found on all dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
@@ -75,15 +75,21 @@ def as_draws(rows: list[dict[str, Any]], facts: dict[str, Any], draws: int = RES
 
 
 def resampling_settings(unit: str) -> dict[str, Any]:
-    """What a result says of its draws."""
+    """The settings by which a result says how many draws it keeps, and of what."""
     return {"resamples": RESAMPLES, "unit": unit}
 
 
-def interval(values: Float[np.ndarray, " draws"]) -> tuple[float, float]:
-    """The 95% interval of what was found on draws: 2.5th and 97.5th percentile; NaN of nothing."""
-    known = values[np.isfinite(values)]
-    low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
-    return float(low), float(high)
+def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None:
+    """The 95% interval of what was found on draws: 2.5th and 97.5th percentile; None where none gave a number.
+
+    >>> interval([None, *range(41)])
+    (1.0, 39.0)
+    """
+    known = [value for value in values if value is not None and isfinite(value)]
+    if not known:
+        return None
+    low, high = np.quantile(known, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def bootstrap(values: Float[np.ndarray, " n"], chance: np.random.Generator) -> tuple[float, float]:
@@ -99,7 +105,15 @@ def bootstrap(values: Float[np.ndarray, " n"], chance: np.random.Generator) -> t
         values[chance.integers(0, len(values), (min(step, MEANS - begin), len(values)))].mean(1)
         for begin in range(0, MEANS, step)
     ]
-    return interval(np.concatenate(means))
+    return interval(np.concatenate(means)) or (float("nan"), float("nan"))
+
+
+def quartiles(values: np.ndarray) -> tuple[float, float, float]:
+    """First quartile, median and third quartile, interpolated; NaN of nothing."""
+    if not len(values):
+        return float("nan"), float("nan"), float("nan")
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(low), float(middle), float(high)
 
 
 def _at(found: Any, draw: int) -> Any:

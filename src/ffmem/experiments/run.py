@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ffmem.experiments.activity import Activity
-from ffmem.experiments.agreement import agreement
-from ffmem.experiments.composition import Composition
-from ffmem.experiments.control import (
-    CONTROL_CELLS,
-    CONTROL_EXAMPLES,
-    CONTROL_NORMALISED,
-    cacheable,
-    control_index,
-    control_settings,
-    kept_controls,
-    random_model,
-)
-from ffmem.experiments.examples import EXAMPLES
-from ffmem.experiments.normaliser import NORMALISED, normaliser
-from ffmem.experiments.observe import Observer, follow
-from ffmem.experiments.predictions import Known
-from ffmem.experiments.refinement import Refinement
-from ffmem.experiments.removal import CELLS, removal
-from ffmem.model.memories import MemoryModel
-from ffmem.run.model import model_of
+from ffmem.experiments.experiment import EXAMPLES
 from ffmem.run.reader import Index, open_index
+from ffmem.run.registry import all_experiments
 from ffmem.run.results import CONTROL, Result, check_request
+
+if TYPE_CHECKING:
+    from ffmem.model.memories import MemoryModel
+
+CONTROL_EXAMPLES, CONTROL_CELLS = 200, 20
+"""Prefixes that a control follows, and cells of each layer from whose triggers it removes tokens."""
 
 
 def run_experiments(run: str | Path | Index, names: Iterable[str] = (), **options: Any) -> list[Result]:
@@ -63,67 +50,62 @@ def each_experiment(
     """
     wanted = check_request(names, control=control, seed=seed, examples=examples, cells=cells)
     index = run if isinstance(run, Index) else open_index(run)
+
+    def loaded() -> MemoryModel:
+        from ffmem.run.model import model_of
+
+        return model_of(index, model, **load)
+
     if control is None:
-        return _each(
-            index,
-            wanted,
-            lambda: model_of(index, model, **load),
-            eval,
-            examples=examples or EXAMPLES,
-            cells=cells or CELLS,
-            normalised=NORMALISED,
-            seed=seed,
-            quiet=quiet,
-        )
-    sizes = {
-        "examples": examples or CONTROL_EXAMPLES,
-        "cells": cells or CONTROL_CELLS,
-        "normalised": CONTROL_NORMALISED,
-        "seed": seed,
-    }
-    return iter(_controlled(index, wanted, lambda: model_of(index, model, **load), eval, sizes, quiet=quiet))
+        return _each(index, wanted, loaded, eval, examples=examples, cells=cells, seed=seed, quiet=quiet)
+    sizes = {"examples": examples or CONTROL_EXAMPLES, "cells": cells or CONTROL_CELLS, "seed": seed}
+    return _controlled(index, wanted, loaded, eval, sizes, quiet=quiet)
 
 
 def _each(
     index: Index,
-    wanted: list[str],
+    names: list[str],
     load: Callable[[], MemoryModel],
     eval: Any,
     *,
-    examples: int,
-    cells: int,
-    normalised: int,
+    examples: int | None,
+    cells: int | None,
     seed: int,
     quiet: bool,
+    control: bool = False,
 ) -> Iterator[Result]:
-    loaded = load()
-    if "removal" in wanted:
-        yield removal(loaded, index, cells=cells, seed=seed, quiet=quiet)
-    known: Known = {}
-    if "agreement" in wanted:
-        yield agreement(loaded, index, seed=seed, quiet=quiet, known=known)
-    followed: dict[str, Callable[..., Observer]] = {
-        "activity": Activity,
-        "composition": partial(Composition, known=known),
-        "refinement": Refinement,
-    }
-    if makers := [make for name, make in followed.items() if name in wanted]:
-        yield from follow(loaded, index, makers, eval, examples=examples, seed=seed, quiet=quiet)
-    if "normaliser" in wanted:
-        yield normaliser(loaded, index, eval, examples=min(examples, normalised), seed=seed, quiet=quiet)
+    """Every experiment by itself, but those that watch examples: these share one pass, in the turn of the first of them."""
+    from ffmem.experiments.observe import follow
+
+    model = load()
+    observed = [name for name in names if all_experiments()[name].observer is not None]
+    for name in names:
+        experiment = all_experiments()[name]
+        if name in observed:
+            if name == observed[0]:
+                makers = [made for one in observed if (made := all_experiments()[one].observer) is not None]
+                yield from follow(model, index, makers, eval, examples=examples or EXAMPLES, seed=seed, quiet=quiet)
+            continue
+        most = experiment.most_control_examples if control else experiment.most_examples
+        number = examples if examples is None or most is None else min(examples, most)
+        given = {"eval": eval, "examples": number, "cells": cells, "seed": seed, "quiet": quiet}
+        taken = signature(experiment.run).parameters
+        yield experiment.run(model, index, **{key: x for key, x in given.items() if key in taken and x is not None})
 
 
 def _controlled(
-    index: Index, wanted: list[str], load: Callable[[], MemoryModel], eval: Any, sizes: dict[str, int], *, quiet: bool
+    index: Index, names: list[str], load: Callable[[], MemoryModel], eval: Any, sizes: dict[str, int], *, quiet: bool
 ) -> Iterator[Result]:
     """The control's results, from the run where it has them; all that are missing are made before one is kept."""
+    from ffmem.experiments.control import cacheable, control_index, control_settings, kept_controls, random_model
+
     settings = control_settings(index, eval, **sizes)
-    found = kept_controls(index, wanted, settings) if cacheable(eval) else {}
-    if missing := [name for name in wanted if name not in found]:
+    found = kept_controls(index, names, settings) if cacheable(eval) else {}
+    if missing := [name for name in names if name not in found]:
         model = random_model(load(), sizes["seed"])
         with control_index(index, model, quiet=quiet) as small:
-            made = list(_each(small, missing, lambda: model, eval, **sizes, quiet=quiet))
+            made = list(_each(small, missing, lambda: model, eval, **sizes, quiet=quiet, control=True))
         for result in made:
             whole = replace(result, control=CONTROL, settings=result.settings | {"control": settings})
             found[result.experiment] = whole.saved(index)
-    yield from (found[name] for name in wanted)
+    yield from (found[name] for name in names)

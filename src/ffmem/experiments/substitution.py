@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -28,6 +29,31 @@ class Factors:
 
 Rule = Callable[[Factors], Tensor | None]
 """New coefficients for a layer; None leaves them as they are."""
+
+
+def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:
+    """softmax(scores), in a gated layer times up; in float32."""
+    weights = torch.softmax(factors.scores.float(), dim=-1)
+    return weights if factors.up is None else weights * factors.up.float()
+
+
+def softmax_scaled(factors: Factors) -> Float[Tensor, "*pos cells"]:
+    """softmax(scores) given the length (L2) that the layer's own coefficients have at each position."""
+    new = softmax(factors)
+    length, own = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (factors.m.float(), new))
+    return new * (length / own.clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def effective_memories(m: Float[Tensor, "n cells"]) -> Float[Tensor, " n"]:
+    """exp of the entropy of |m|/Σ|m|: k equal coefficients count as k memories, none as 0.
+
+    >>> effective_memories(torch.tensor([[2.0, -2.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
+    [2.0, 0.0]
+    """
+    size = m.float().abs()
+    total = size.sum(-1, keepdim=True)
+    share = size / total.clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.exp(-torch.xlogy(share, share).sum(-1)) * (total[:, 0] > 0)
 
 
 @contextmanager

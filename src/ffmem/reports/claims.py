@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ffmem.errors import RunError
-from ffmem.reports.curves import Results
-from ffmem.reports.questions import Question, questions
-from ffmem.reports.verdicts import RUN_CONTROL, VERDICTS, Claim, Finding, Verdict, find
+from ffmem.experiments.panels import Results
+from ffmem.experiments.rules import RUN_CONTROL, VERDICTS, Claim, Finding, Verdict, find
+from ffmem.run.registry import all_experiments
+from ffmem.run.results import Result
 
 
 def judge_claims(results: Results, controls: Results | None = None) -> list[Claim]:
@@ -15,25 +17,25 @@ def judge_claims(results: Results, controls: Results | None = None) -> list[Clai
 
     `controls` are the same experiments on a model of the same shape with random weights, as far as they were run.
     """
-    found = []
-    for one in questions():
-        here = _find(one, results) or Finding("not measured", f"not run: ffmem experiments RUN {one.experiment}")
-        control = _find(one, controls or {})
-        found.append(Claim(one.id, one.figure, one.claim, one.paper, one.rule, here, control))
-    return found
+    judged = []
+    for name, experiment in all_experiments().items():
+        not_run = Finding("not measured", f"not run: ffmem experiments RUN {name}")
+        for claim in experiment.claims():
+            here, control = (_found(claim, of.get(name)) for of in (results, controls or {}))
+            judged.append(replace(claim, found=here or not_run, control=control))
+    return judged
 
 
-def _find(one: Question, results: Results) -> Finding | None:
-    """What was found in one result, where it is there."""
-    if one.experiment not in results:
+def _found(claim: Claim, result: Result | None) -> Finding | None:
+    """What is found for a claim in one result, where it is there."""
+    if result is None:
         return None
-    result = results[one.experiment]
     try:
-        return find(one.read(result), result)
+        return find(claim.read(result), result)
     except (KeyError, TypeError, ValueError) as error:  # of another version, or altered
         which = f" --control {result.control}" if result.control else ""
-        again = f"make it again with ffmem experiments RUN {one.experiment}{which}"
-        raise RunError(f"the result {one.experiment} lacks what {one.figure} needs ({error!r}): {again}") from error
+        again = f"make it again with ffmem experiments RUN {result.experiment}{which}"
+        raise RunError(f"the result {result.experiment} lacks what {claim.figure} needs ({error!r}): {again}") from error
 
 
 def summary(claims: Sequence[Claim]) -> str:
@@ -41,7 +43,8 @@ def summary(claims: Sequence[Claim]) -> str:
     worth = [claim.evidence for claim in claims if claim.evidence]
     counts: dict[Verdict, int] = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     hold = counts["holds"]
-    first = f"Of the paper's {len(claims)} claims {hold} {_do(hold, 'hold')} on this model"
+    whose = "the paper's " if all(claim.paper for claim in claims) else ""  # other packages have claims of their own
+    first = f"Of {whose}{len(claims)} claims {hold} {_do(hold, 'hold')} on this model"
     if hold and all(one == "control not run" for one in worth):
         first += f"; which of them are evidence is not known ({RUN_CONTROL})"
     elif hold:

@@ -9,12 +9,12 @@ from string import Template
 
 import ffmem
 from ffmem.errors import FfmemError
+from ffmem.experiments.charts import bundle
+from ffmem.experiments.markup import Raw, element, facts, join
+from ffmem.experiments.paper import the_paper
 from ffmem.reports.claims import judge_claims
-from ffmem.reports.drawing import bundle
 from ffmem.reports.figures import all_results, save_figures
-from ffmem.reports.markup import Raw, element, facts, join
-from ffmem.reports.paper import the_paper
-from ffmem.reports.sections import claims_section, examples, figures_section, glossary, opening, table2, what_was_run
+from ffmem.reports.sections import claims_section, figures_section, further_sections, glossary, opening, what_was_run
 from ffmem.run.folder import FIGURES, PAGE, folder_of, refuse_part
 from ffmem.run.reader import Index, open_index
 from ffmem.run.results import CONTROL
@@ -55,8 +55,7 @@ def render(index: Index) -> str:
         what_was_run(index, results, controls),
         claims_section(claims),
         figures_section(results, layers, controls),
-        table2(results),
-        examples(index, results),
+        *further_sections(index, results),
     ]
     return Template(_part("page.html")).substitute(
         title=escape(f"Feed-forward memories of {visible(model_title(index.manifest.model.name))}, beside the paper"),

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
-from ffmem.reports.captions import CAPTIONS
+from ffmem.experiments.charts import draw, shown, side_by_side, svg
+from ffmem.experiments.experiment import Experiment, Figure
+from ffmem.experiments.markup import Raw, data, details, element, facts, join, missing, table
+from ffmem.experiments.panels import Axis, Panel, Point, Results
+from ffmem.experiments.paper import the_paper
+from ffmem.experiments.readings import FEWEST
+from ffmem.experiments.rules import RUN_CONTROL, Claim, Finding, Verdict
 from ffmem.reports.claims import summary
-from ffmem.reports.curves import Panel, Point, Results
-from ffmem.reports.drawing import svg
-from ffmem.reports.figures import draw, figure, shown
-from ffmem.reports.markup import Raw, data, details, element, facts, join, table
-from ffmem.reports.numbers import share
-from ffmem.reports.panels import FIGURES, panels
-from ffmem.reports.paper import the_paper
-from ffmem.reports.readings import FEWEST
-from ffmem.reports.verdicts import RUN_CONTROL, Claim, Finding, Verdict
+from ffmem.reports.figures import figures
 from ffmem.run.reader import Index
-from ffmem.text import shown_token
+from ffmem.run.registry import all_experiments
 
 GLOSSARY = {
     "key": "A row of a feed-forward layer's first matrix. It is compared with what the model has read so far.",
@@ -38,7 +37,6 @@ SYMBOLS: dict[Verdict, str] = {
 }
 OWN_TEXT = ("(the indexed corpus itself)", "sentences that the run kept")
 """How results say that their examples are from text that the index has seen."""
-OPENED, TRIGGERS, CASES = 12, 5, 100
 
 
 def glossary() -> Raw:
@@ -63,7 +61,7 @@ def what_was_run(index: Index, results: Results, controls: Results) -> Raw:
         "sentences": f"unit {settings.unit}, beginning-of-sentence token {'first' if settings.bos else 'not fed'}",
     }
     rows: list[list[Any]] = []
-    for name in dict.fromkeys(experiment for experiment, _ in FIGURES.values()):
+    for name in all_experiments():
         if name not in results:
             rows.append([name, None, None, "not run", None])
             continue
@@ -149,29 +147,29 @@ def figures_section(results: Results, layers: int, controls: Results) -> Raw:
     if layers != the_paper().layers:
         count = f"{layers} layers" if layers != 1 else "1 layer"
         depth = element("p", f"This model has {count} and the paper's {the_paper().layers}, so both are drawn by depth.")
-    found = [figure_section(name, results, layers, controls) for name in FIGURES]
+    found = [figure_section(*one, results, layers, controls) for one in figures().values()]
     return element("section", element("h2", "Figures"), depth, *found, aria_label="Figures")
 
 
-def figure_section(name: str, results: Results, layers: int, controls: Results) -> Raw:
+def figure_section(experiment: Experiment, figure: Figure, results: Results, layers: int, controls: Results) -> Raw:
     """Heading, two sentences, the chart, its numbers."""
-    caption, (experiment, _) = CAPTIONS[name], FIGURES[name]
-    heading = element("h3", f"{caption.number}. {caption.title}", id=name)
-    if experiment not in results:
-        return element("section", heading, element("p", caption.see), _not_run(experiment))
-    found = panels(name, results, layers, controls)
+    heading = element("h3", f"{figure.number}. {figure.title}", id=figure.name)
+    if experiment.name not in results:
+        return element("section", heading, element("p", figure.see), missing(experiment.name))
+    found = figure.panels(results[experiment.name], Axis(layers), controls.get(experiment.name))
     charts, specs = [], []
     for at, panel in enumerate(found, 1):
-        id = f"{name}-{at}"
-        spec = draw(panel, caption.alt, f"{name}_{at}", width="container").to_dict()
+        id = f"{figure.name}-{at}"
+        spec = draw(panel, figure.alt, f"{figure.name}_{at}", width="container").to_dict()
         spec.pop("$schema", None)  # an address, which nothing here needs
         spec.pop("config", None)
-        charts.append(element("div", class_="chart", id=id, role="group", aria_label=_label(caption.alt, panel)))
+        charts.append(element("div", class_="chart", id=id, role="group", aria_label=_label(figure.alt, panel)))
         specs.append(data(f"{id}-spec", spec))
-    still = b64encode(svg(figure(name, results, layers=layers, controls=controls)).encode()).decode()
-    image = Raw(f'<noscript><img alt="{caption.alt}" src="data:image/svg+xml;base64,{still}"></noscript>')
+    still = svg(side_by_side([draw(panel, figure.alt, f"{figure.name}_{at}") for at, panel in enumerate(found, 1)]))
+    source = f"data:image/svg+xml;base64,{b64encode(still.encode()).decode()}"
+    image = Raw(f'<noscript><img alt="{escape(figure.alt)}" src="{source}"></noscript>')
     return element(
-        "section", heading, element("p", caption.see),
+        "section", heading, element("p", figure.see),
         element("div", *charts, class_="charts"), *specs, image,
         details("The numbers", *(_numbers(panel) for panel in found), class_="more numbers"),
     )  # fmt: skip
@@ -207,78 +205,10 @@ def _cell(panel: Panel, point: Point | None, at: int) -> str | None:
     return shown(panel, point.value) + span + (f" ({point.note})" if point.note else "")
 
 
-def _not_run(experiment: str) -> Raw:
-    return element("p", "not run: ", element("code", f"ffmem experiments RUN {experiment}"), class_="missing")
-
-
-def table2(results: Results) -> Raw:
-    heading = element("h2", "Table 2 for this model")
-    intro = element(
-        "p",
-        "Cells of upper layers whose value puts first what followed many of their triggers. Precision is the share of "
-        "a cell's triggers for which that is so.",
-    )
-    paper = table(
-        "The paper's Table 2",
-        ["cell", "value's top token", "precision at 50"],
-        [[cell, shown_token(token), share(precision)] for cell, token, precision in the_paper().table2],
-    )
-    if "agreement" not in results:
-        return element("section", heading, intro, _not_run("agreement"), paper, aria_label="Table 2")
-    found = results["agreement"].facts["table2"]
-    rows = [
-        [
-            one["cell"],
-            shown_token(one["token"]),
-            f"{share(one['precision_at_t'])} ({one['agreeing']} of {one['judged']})",
-            join(element("p", _prefix(e["prefix"], e["next"]), class_="prefix") for e in one["examples"]),
-        ]
-        for one in found["cells"]
-    ]
-    columns = ["cell", "value's top token", "precision", "triggers that agree"]
-    made = (
-        table("Table 2 for this model", columns, rows)
-        if rows
-        else element("p", "No cell of the upper layers agrees with a trigger.")
-    )
-    rule = element("p", element("small", f"How they were chosen: {found['rule']}."))
-    return element("section", heading, intro, made, rule, details("The paper's own", paper), aria_label="Table 2")
-
-
-def _prefix(prefix: str, following: str | None) -> Raw:
-    return join([prefix, element("b", f"▸ {shown_token(following)}")])
-
-
-def examples(index: Index, results: Results) -> Raw:
-    parts = [element("h2", "Examples to read"), element("h3", "Where the last layer said something new")]
-    if "refinement" in results:
-        last = results["refinement"].facts["last_layer"]
-        rows = [
-            [case["prefix"], *(shown_token(case[name]) for name in ("residual", "ffn", "output")),
-             f"{'related' if case['related'] else 'distant'} ({case['cosine']:.2f})"]
-            for case in last["cases"][:CASES]
-        ]  # fmt: skip
-        parts.append(element("p", "In these cases the stream said one token, the memories another, and their sum a third."))
-        columns = ["prefix", "stream", "memories", "sum", "stream and sum (cosine)"]
-        made = table(f"Compositions of the last layer; {last['rule']}", columns, rows, class_="cases")
-        parts.append(
-            details(f"{len(rows)} of {last['compositions']:,} cases", made) if rows else element("p", "There is none.")
-        )
-    else:
-        parts.append(_not_run("refinement"))
-    parts.append(element("h3", "The values that are surest of a token"))
-    if "agreement" in results:
-        found = results["agreement"].facts["predictive"]
-        parts.append(element("p", f"Of {found['cells']} values {found['in_top_layers']} are in {found['top_layers_rule']}."))
-        parts += [_predictive(index, one) for one in found["values"][:OPENED]]
-    else:
-        parts.append(_not_run("agreement"))
-    return element("section", *parts, aria_label="Examples to read")
-
-
-def _predictive(index: Index, one: dict[str, Any]) -> Raw:
-    said = f"{one['cell']} says {shown_token(one['token'])} (probability {share(one['max_probability'])}); "
-    agrees = f"{one['agreeing']} of its {one['judged']} triggers agree"
-    triggers = index[one["cell"]].triggers[:TRIGGERS]
-    listed = [element("li", _prefix(trigger.prefix, trigger.next)) for trigger in triggers]
-    return details(said + agrees, element("ol", *listed) if listed else element("p", "It has no trigger."))
+def further_sections(index: Index, results: Results) -> list[Raw]:
+    """What experiments show besides claims and figures, a section a heading."""
+    parts = [(section, results.get(one.name)) for one in all_experiments().values() for section in one.sections]
+    by_heading: dict[str, list[Raw]] = {}
+    for section, result in sorted(parts, key=lambda part: part[0].order):
+        by_heading.setdefault(section.heading, []).extend(section.show(index, result))
+    return [element("section", element("h2", heading), *shown, aria_label=heading) for heading, shown in by_heading.items()]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ffmem.atomic import sweep
 from ffmem.errors import RunError
 from ffmem.run.lock import WRITER, WriterFile, only_writer
 from ffmem.run.manifest import FileFacts, Manifest, ManifestError
+from ffmem.run.registry import registered
 from ffmem.run.store import ObjectStore, is_url, store_at
 from ffmem.text import visible
 
@@ -31,21 +33,29 @@ TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
 VALUES_ANEW = "values-2.arrow"
 """Values that are made anew take the one of the two names that is free: the earlier ones stay until these are there."""
 
-EXPERIMENTS = ("removal", "agreement", "activity", "composition", "refinement", "normaliser")
-"""The names of the paper's experiments, in the order in which they are run."""
 FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
-PARTS = re.compile(
-    "|".join(
-        (
-            *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
-            rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
-            rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)}|causal)\.(json|parquet)",
-            rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
+
+
+@cache
+def _parts() -> re.Pattern[str]:
+    """The names of all that ffmem writes in a run beside its manifest. What has another name is somebody else's, wherever it
+    lies, and is never touched."""
+    names = "|".join(registered())
+    return re.compile(
+        "|".join(
+            (
+                *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
+                rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
+                rf"{RESULTS}/(random/)?({names}|causal)\.(json|parquet)",
+                rf"{FIGURES}/(fig\d+|({names})(_\d+)?)\.(svg|png)",
+            )
         )
     )
-)
-"""The names of all that ffmem writes in a run beside its manifest. What has another name is somebody else's, wherever it
-lies, and is never touched."""
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of this name in a run is one that ffmem wrote, its manifest left out."""
+    return _parts().fullmatch(name) is not None
 
 
 _verified: dict[Path, tuple[int, int, int, str]] = {}
@@ -198,7 +208,7 @@ class RunFolder:
         # On this machine each folder is listed by itself too: one that is a link is not entered from above.
         folders = under or (("",) if is_url(self.path) else FOLDERS)
         found = {name for folder in folders for name in self.names(folder)}
-        return sorted(filter(PARTS.fullmatch, found))
+        return sorted(filter(is_part, found))
 
     def check_own(self, *, overwrite: bool = False) -> None:
         """An error where no run may be written: something lies here, and no manifest says that it is a run of ffmem.
@@ -321,7 +331,7 @@ def refuse_part(file: str | Path, *, but: str = "") -> None:
     for _ in range(3):  # results/random/agreement.json lies deepest
         above, _, name = above.rpartition("/")
         names = f"{name}/{names}".rstrip("/")
-        own = names != but and (names == MANIFEST or PARTS.fullmatch(names))
+        own = names != but and (names == MANIFEST or is_part(names))
         if own and above and is_url(above) == is_url(file) and RunFolder(above).exists(MANIFEST):
             raise RunError(f"{file}: this file is part of the run {above}; name another")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ffmem.errors import FfmemError, RunError
-from ffmem.run.folder import EXPERIMENTS, RESULTS
+from ffmem.run.folder import RESULTS
 from ffmem.run.manifest import json_hash
 from ffmem.run.pages import COLUMNS, html_table
 from ffmem.run.reader import Index
+from ffmem.run.registry import all_experiments
 from ffmem.text import beginning, visible
 
 CONTROL = "random"
@@ -32,9 +32,9 @@ def check_request(
     names: Iterable[str] = (), *, control: str | None = None, seed: int | None = 0, **counts: int | None
 ) -> list[str]:
     """The experiments that are meant (all if none is named); an error where a name or a number cannot be."""
-    wanted = list(names) or list(EXPERIMENTS)
-    if unknown := [name for name in wanted if name not in EXPERIMENTS]:
-        raise FfmemError(f"expected experiments among {', '.join(EXPERIMENTS)}, found {unknown[0]!r}")
+    wanted = list(names) or list(all_experiments())
+    if unknown := [name for name in wanted if name not in all_experiments()]:
+        raise FfmemError(f"expected experiments among {', '.join(all_experiments())}, found {unknown[0]!r}")
     if control is not None and control != CONTROL:
         raise FfmemError(f"expected control {CONTROL}, found {control!r}")
     if seed is not None and not 0 <= seed < 1 << 63:
@@ -43,7 +43,7 @@ def check_request(
         if count is not None and not 1 <= count <= MOST:
             bound = "at least 1" if count < 1 else f"at most {MOST:,}"
             raise FfmemError(f"expected {name} of {bound}, found {count}")
-    return [name for name in EXPERIMENTS if name in wanted]
+    return [name for name in all_experiments() if name in wanted]
 
 
 SHOWN_ROWS, CELL_COLUMNS = 40, 40
@@ -84,14 +84,25 @@ class Result:
         return html_table(columns, rows, visible(title)) + (f"<i>and {more:,} more rows</i>" if more > 0 else "")
 
     @property
+    def draws(self) -> list[Result]:
+        """Its resamples, each as a result with what claims are judged by, no more."""
+        return [replace(self, rows=draw["rows"], facts=draw["facts"], resamples=[]) for draw in self.resamples]
+
+    @property
     def table(self) -> pa.Table:
         """The rows as an Arrow table: `.to_pandas()`, or `polars.from_arrow(...)`."""
         return pa.Table.from_pylist(self.rows)
 
-    def plot(self) -> Any:
-        """The figures of this result beside the paper's, for a notebook (needs `pip install 'ffmem[report]'`)."""
-        # By name: figures are drawn in a room below this one.
-        return import_module("ffmem.reports.figures").plot(self)
+    def plot(self, *, layers: int | None = None) -> Any:
+        """The figures of this result beside the paper's, for a notebook (needs `pip install 'ffmem[report]'`).
+
+        `layers` is the model's depth; without it, the last layer that the result has a row for.
+        """
+        experiment = all_experiments().get(self.experiment)
+        if experiment is None or not experiment.figures:
+            made = ", ".join(name for name, one in all_experiments().items() if one.figures)
+            raise FfmemError(f"expected a result of {made}, found {self.experiment!r}")
+        return experiment.plot(self, layers=layers)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are none become null."""

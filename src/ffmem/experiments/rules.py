@@ -1,53 +1,22 @@
-"""Verdicts: a number, its interval over resamples, the rule that it must meet; the same on random weights."""
+"""Claims and their verdicts: a number, its interval over resamples, the rule that both must meet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from ffmem.reports.numbers import share
+from ffmem.experiments.numbers import share
+from ffmem.experiments.resampling import interval
 from ffmem.run.results import CONTROL, Result
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does not apply"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")
-INTERVAL = (0.025, 0.975)
 FEW = 30
 """Cells (or cases) below which a share says little; resamples of so few do not tell how little."""
 AGAIN = "interval: not there, run it again"
 RUN_CONTROL = f"control not run: ffmem experiments RUN --control {CONTROL}"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a number is computed from: a result's own rows and facts, or those of one of its resamples."""
-
-    rows: Sequence[dict[str, Any]]
-    facts: dict[str, Any]
-
-
-def own(result: Result) -> Sample:
-    return Sample(result.rows, result.facts)
-
-
-def resamples(result: Result) -> list[Sample]:
-    return [Sample(draw["rows"], draw["facts"]) for draw in result.resamples]
-
-
-def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None:
-    """The 95% percentile interval of what resamples gave; None where none gave a number.
-
-    >>> interval([None, *range(41)])
-    (1.0, 39.0)
-    """
-    known = [value for value in values if value is not None and isfinite(value)]
-    if not known:
-        return None
-    low, high = np.quantile(known, INTERVAL).tolist()
-    return low, high
 
 
 @dataclass(frozen=True)
@@ -60,7 +29,7 @@ class Rule:
     most: int | float = inf
 
     def verdict(self, values: Iterable[int | float]) -> Verdict:
-        """Of a number and the ends of its interval.
+        """The verdict on a number and the ends of its interval together.
 
         >>> Rule(above=0).verdict([2, 1, 3]), Rule(above=0).verdict([2, -1, 3]), Rule(least=5, most=6).verdict([2, 1, 3])
         ('holds', 'undecided', 'does not hold')
@@ -76,10 +45,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Measure:
-    """How a number is computed from a sample, the rule that it must meet, and how it is said."""
+    """How a number is computed from a result (or one of its draws), the rule that it must meet, and how it is said."""
 
     name: str
-    statistic: Callable[[Sample], int | float | None]
+    statistic: Callable[[Result], int | float | None]
     rule: Rule
     say: Callable[[float], str] = share
     of: str = ""
@@ -133,16 +102,24 @@ class Finding:
         return "; ".join(filter(None, (*(number.text for number in self.numbers), self.beside))).replace("; (", " (")
 
 
+NOT_RUN = Finding("not measured", "not run")
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, judged by `rule` on this model and, where the control was run, on random weights."""
+    """A sentence of the paper and how it is judged; once judged, what was found on this model and on random weights."""
 
     id: str
     figure: str
+    """Where the paper says it: `Fig 3`."""
     claim: str
     paper: str
+    """What the paper found."""
     rule: str
-    found: Finding
+    """The rule in words."""
+    read: Callable[[Result], Reading] = field(repr=False, compare=False)
+    """How a result is read by it."""
+    found: Finding = NOT_RUN
     control: Finding | None = None
 
     @property
@@ -190,7 +167,7 @@ def find(reading: Reading, result: Result) -> Finding:
 
 
 def _number(measure: Measure, result: Result) -> Number:
-    value, ends = measure.statistic(own(result)), _ends(measure, result)
+    value, ends = measure.statistic(result), _ends(measure, result)
     if value is None or not isfinite(value):
         return Number(measure.name, None, None, None, "not measured", "")
     low, high = ends or (None, None)
@@ -201,7 +178,7 @@ def _number(measure: Measure, result: Result) -> Number:
 
 def _ends(measure: Measure, result: Result) -> tuple[float, float] | None:
     try:
-        return interval([measure.statistic(draw) for draw in resamples(result)])
+        return interval(measure.statistic(draw) for draw in result.draws)
     except (KeyError, TypeError, ValueError):  # resamples without what this number needs
         return None
 

@@ -1,27 +1,27 @@
-"""Do values predict what follows their keys' triggers? (Section 4 of the paper: Figs 4, 5 and 6, Table 2.)"""
+"""Do values predict what follows their keys' triggers? The computation: rows, facts, and what is found on draws of cells."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from ffmem.cells import Cell
-from ffmem.experiments.agreement_draws import agreement_draws
-from ffmem.experiments.judged import JudgedCells, read_layer
-from ffmem.experiments.next_tokens import end_token, next_tokens, token_counts
-from ffmem.experiments.predictions import Known, Predictions
-from ffmem.experiments.resampling import resampling_settings
-from ffmem.model.memories import MemoryModel
+from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, medians, resampling_settings, shares
 from ffmem.progress import reporting
-from ffmem.run.model import model_of
 from ffmem.run.reader import Index
 from ffmem.run.results import Result, check_request
 
+if TYPE_CHECKING:
+    from ffmem.experiments.value_scores import ValueScores
+    from ffmem.model.memories import MemoryModel
+
 BINS = 8
-TABLE_CELLS = 6
-TABLE_TRIGGERS = 3
+"""Bins of Fig 6."""
+TABLE_CELLS, TABLE_TRIGGERS = 6, 3
+"""Cells of Table 2, and triggers of each that are shown."""
 
 
 def agreement(
@@ -32,21 +32,21 @@ def agreement(
     norm: bool = False,
     top_values: int = 100,
     quiet: bool = False,
-    known: Known | None = None,
 ) -> Result:
     """How often a value's top token is what follows its key's top trigger: a row a layer.
 
     Values go to the vocabulary bare; `norm=True` sends them through the final norm first. Without `model` the run's own
-    is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first. `known` is filled with what
-    the values predict.
+    is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first.
     """
+    from ffmem.experiments.next_tokens import end_token
+    from ffmem.experiments.value_scores import read_layer
+    from ffmem.run.model import model_of
+
     check_request(seed=seed, top_values=top_values)
     model = model_of(index, model)
     end = end_token(model, index)
     with reporting("agreement", quiet=quiet) as reporter:
         layers = [read_layer(model, index, layer, end, norm, reporter) for layer in index.layers]
-    if known is not None:
-        known |= {(one.layer, norm, "+"): Predictions(one.top, one.probability) for one in layers}
     settings = index.manifest.settings
     fig6 = _by_probability(layers)
     return Result(
@@ -84,7 +84,7 @@ def agreement(
     ).saved(index)
 
 
-def _row(layer: JudgedCells) -> dict[str, Any]:
+def _row(layer: ValueScores) -> dict[str, Any]:
     """Figs 4 and 5."""
     ranks = layer.rank[layer.known]
     quartiles = np.percentile(ranks, [25, 50, 75]).tolist() if len(ranks) else [None] * 3
@@ -97,11 +97,13 @@ def _row(layer: JudgedCells) -> dict[str, Any]:
     return row
 
 
-def _baselines(index: Index, layers: list[JudgedCells], size: int, end: int | None) -> dict[str, Any]:
+def _baselines(index: Index, layers: list[ValueScores], size: int, end: int | None) -> dict[str, Any]:
     """What agreement would be by chance, of four kinds, with the number of cells; those of a run are over all its cells.
 
     `shuffled` is what the values and next tokens of a layer give on average where they are paired at random.
     """
+    from ffmem.experiments.next_tokens import token_counts
+
     counts = token_counts(index, size, end)
     frequency = counts / max(1, counts.sum())
     commonest = int(counts.argmax())
@@ -140,7 +142,7 @@ def _named(hits: Float[np.ndarray, "3"], cells: int) -> dict[str, float | None]:
     return {name: _share(hit, cells) for name, hit in zip(("unigram", "most_frequent", "shuffled"), hits, strict=True)}
 
 
-def _by_probability(layers: list[JudgedCells]) -> list[dict[str, Any]]:
+def _by_probability(layers: list[ValueScores]) -> list[dict[str, Any]]:
     """Fig 6. The bins span max pᵢ of all cells; a bin counts those whose first trigger has a next token."""
     probability, known, agreeing = (_joined(layers, name) for name in ("probability", "known", "agreeing"))
     edges = np.linspace(float(probability.min()), float(probability.max()), BINS + 1)
@@ -159,7 +161,7 @@ def _top_layers(depth: int) -> tuple[list[int], str]:
     return list(range(first, depth + 1)), f"the top 6/16 of the model's {depth} layers, rounded up: {first} to {depth}"
 
 
-def _predictive(index: Index, layers: list[JudgedCells], count: int, depth: int) -> dict[str, Any]:
+def _predictive(index: Index, layers: list[ValueScores], count: int, depth: int) -> dict[str, Any]:
     """The cells with the largest max pᵢ; among equals the lower layer, then the lower cell."""
     probability = _joined(layers, "probability")
     order = np.argsort(-probability, kind="stable")[:count]
@@ -180,7 +182,7 @@ def _predictive(index: Index, layers: list[JudgedCells], count: int, depth: int)
     }
 
 
-def _table2(index: Index, layers: list[JudgedCells], depth: int, end: int | None) -> dict[str, Any]:
+def _table2(index: Index, layers: list[ValueScores], depth: int, end: int | None) -> dict[str, Any]:
     top_layers, rule = _top_layers(depth)
     best = [(layer, _best_cell(layer)) for layer in layers if layer.layer in top_layers and layer.matches.any()]
     best.sort(key=lambda one: (-one[0].matches[one[1]], -one[0].layer))
@@ -195,14 +197,14 @@ def _table2(index: Index, layers: list[JudgedCells], depth: int, end: int | None
     }
 
 
-def _best_cell(layer: JudgedCells) -> int:
-    """By agreeing triggers and not by precision alone: one trigger that agrees is a precision of 1 too."""
-    precision = layer.matches / np.maximum(1, layer.judged)
+def _best_cell(layer: ValueScores) -> int:
+    """The cell with most agreeing triggers; precision alone would not do, one trigger that agrees has a precision of 1."""
+    precision = layer.matches / np.maximum(1, layer.with_next)
     # The last key counts first; the sort is stable, so the lower cell comes first among equals.
     return int(np.lexsort((-layer.probability, -precision, -layer.matches))[0])
 
 
-def _cell(index: Index, layer: JudgedCells, cell: int) -> dict[str, Any]:
+def _cell(index: Index, layer: ValueScores, cell: int) -> dict[str, Any]:
     """A cell's value against all its triggers."""
     return {
         "cell": str(Cell(layer.layer, cell)),
@@ -210,14 +212,16 @@ def _cell(index: Index, layer: JudgedCells, cell: int) -> dict[str, Any]:
         "token": index.token(int(layer.top[cell])),
         "token_id": int(layer.top[cell]),
         "max_probability": float(layer.probability[cell]),
-        "precision_at_t": _share(layer.matches[cell], layer.judged[cell]),
+        "precision_at_t": _share(layer.matches[cell], layer.with_next[cell]),
         "agreeing": int(layer.matches[cell]),
-        "judged": int(layer.judged[cell]),
+        "judged": int(layer.with_next[cell]),
         "triggers": int(layer.triggers[cell]),
     }
 
 
-def _agreeing_triggers(index: Index, layer: JudgedCells, cell: int, end: int | None) -> dict[str, Any]:
+def _agreeing_triggers(index: Index, layer: ValueScores, cell: int, end: int | None) -> dict[str, Any]:
+    from ffmem.experiments.next_tokens import next_tokens
+
     tokens, said = next_tokens(index, layer.layer, "+", end), int(layer.top[cell])
     triggers = index[Cell(layer.layer, cell)].triggers
     agreeing = [triggers[at] for at in np.flatnonzero(tokens.ids[cell] == said)[:TABLE_TRIGGERS].tolist()]
@@ -230,13 +234,13 @@ def _agreeing_triggers(index: Index, layer: JudgedCells, cell: int, end: int | N
     }
 
 
-def _last_token_control(layers: list[JudgedCells]) -> dict[str, Any]:
+def _last_token_control(layers: list[ValueScores]) -> dict[str, Any]:
     """The same with the prefix's own last token in the place of the next one, as the released script had it."""
     by_layer = [{"layer": layer.layer, **_counted([layer], "agreeing_last", "fired")} for layer in layers]
     return {**_counted(layers, "agreeing_last", "fired"), "by_layer": by_layer}
 
 
-def _left_out(layers: list[JudgedCells], end: int | None) -> dict[str, Any]:
+def _left_out(layers: list[ValueScores], end: int | None) -> dict[str, Any]:
     """Cells in no share of the rows and triggers in no precision; and how many the mark has been the next token of."""
     by_layer = []
     for layer in layers:
@@ -254,11 +258,11 @@ def _left_out(layers: list[JudgedCells], end: int | None) -> dict[str, Any]:
     return {name: sum(row[name] for row in by_layer) for name in names} | {"by_layer": by_layer}
 
 
-def _joined(layers: list[JudgedCells], name: str) -> np.ndarray:
+def _joined(layers: list[ValueScores], name: str) -> np.ndarray:
     return np.concatenate([getattr(layer, name) for layer in layers])
 
 
-def _counted(layers: list[JudgedCells], agreeing: str, among: str) -> dict[str, Any]:
+def _counted(layers: list[ValueScores], agreeing: str, among: str) -> dict[str, Any]:
     """How many cells, how many of them agree, and the share."""
     cells, hits = int(_joined(layers, among).sum()), int(_joined(layers, agreeing).sum())
     return {"cells": cells, "agreeing": hits, "share": _share(hits, cells)}
@@ -267,3 +271,101 @@ def _counted(layers: list[JudgedCells], agreeing: str, among: str) -> dict[str, 
 def _share(part: Any, whole: Any) -> float | None:
     """None where there is nothing to have a share of."""
     return float(part) / float(whole) if whole else None
+
+
+def agreement_draws(
+    layers: Sequence[ValueScores],
+    *,
+    edges: Sequence[float],
+    top_values: int,
+    top_layers: Sequence[int],
+    vocabulary: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """The rows and facts by which agreement is judged, on every draw.
+
+    `edges` are the inner ones of Fig 6, the same in all draws; the most predictive values are those of the draw.
+    """
+    first = _most_predictive(layers, top_values)
+    bins, hits = (np.zeros((RESAMPLES, len(edges) + 1)) for _ in range(2))
+    rows, chance, candidates = [], [], []
+    for layer in layers:
+        counts = draw_counts(len(layer.top), [seed, layer.layer])
+        known, agreeing = layer.known, layer.agreeing
+        row = {"layer": layer.layer, "cells": _whole(counts @ known), "share": shares(counts, agreeing, known)}
+        row["rank_median"] = medians(counts[:, known], layer.rank[known])
+        if layer.negative_known is not None and layer.negative_agreeing is not None:
+            row["negative_cells"] = _whole(counts @ layer.negative_known)
+            row["negative_share"] = shares(counts, layer.negative_agreeing, layer.negative_known)
+        rows.append(row)
+        chance.append({"layer": layer.layer, "shuffled": _shuffled_draws(counts[:, known], layer)})
+        inside = np.searchsorted(edges, layer.probability, side="right")[:, None] == np.arange(len(edges) + 1)
+        bins += counts @ (inside & known[:, None])
+        hits += counts @ (inside & agreeing[:, None])
+        candidates.append(counts[:, first[layer.layer]])
+    facts = {
+        "baselines": {"uniform": 1 / vocabulary, "by_layer": chance},
+        "fig6": [
+            {"cells": _whole(cells), "share": np.divide(hit, cells, out=np.full(RESAMPLES, np.nan), where=cells > 0)}
+            for cells, hit in zip(bins.T, hits.T, strict=True)
+        ],
+        "predictive": _predictive_draws(layers, first, candidates, top_values, top_layers),
+    }
+    return as_draws(rows, facts)
+
+
+def _most_predictive(layers: Sequence[ValueScores], top_values: int) -> dict[int, np.ndarray]:
+    """The cells of each layer among which a draw's most predictive values are.
+
+    So many more than are asked for that no draw lacks some: of n cells about 0.63·n are in a draw, most of them repeated.
+    """
+    probability = np.concatenate([layer.probability for layer in layers])
+    least = np.sort(-probability)[: 4 * top_values + 200]
+    return {layer.layer: np.flatnonzero(-layer.probability <= least[-1]) for layer in layers}
+
+
+def _predictive_draws(
+    layers: Sequence[ValueScores],
+    first: dict[int, np.ndarray],
+    candidates: Sequence[Float[np.ndarray, "draws _"]],
+    top_values: int,
+    top_layers: Sequence[int],
+) -> dict[str, Any]:
+    """A cell that was drawn twice is two of the most predictive values."""
+    probability, above, agreeing = (
+        np.concatenate(parts)
+        for parts in zip(
+            *(
+                (layer.probability[at], np.full(len(at), layer.layer in top_layers), layer.matches[at] > 0)
+                for layer, at in ((layer, first[layer.layer]) for layer in layers)
+            ),
+            strict=True,
+        )
+    )
+    order = np.argsort(-probability, kind="stable")
+    upto = np.minimum(np.cumsum(np.concatenate(candidates, axis=1)[:, order], axis=1), top_values)
+    taken = np.diff(upto, axis=1, prepend=0)
+    found = (taken.sum(1), taken @ above[order], taken @ agreeing[order])
+    names = ("cells", "in_top_layers", "with_agreeing_trigger")
+    return dict(zip(names, map(_whole, found), strict=True)) | {"top_layers": list(top_layers)}
+
+
+def _shuffled_draws(counts: Float[np.ndarray, "draws known"], layer: ValueScores) -> Float[np.ndarray, " draws"]:
+    """On every draw the share that agrees on average where next tokens are dealt to values at random."""
+    said, following = layer.top[layer.known], layer.next[layer.known]
+    words = np.intersect1d(said, following)
+    total, pairs = counts.sum(1), np.zeros(len(counts))
+    if len(words):
+        pairs = (_by_word(counts, said, words) * _by_word(counts, following, words)).sum(1)
+    return np.divide(pairs, total**2, out=np.full(len(counts), np.nan), where=total > 0)
+
+
+def _by_word(counts: np.ndarray, tokens: np.ndarray, words: np.ndarray) -> Float[np.ndarray, "draws words"]:
+    """How often each word stands among a draw's tokens."""
+    order = np.argsort(tokens, kind="stable")
+    order = order[np.isin(tokens[order], words)]
+    return np.add.reduceat(counts[:, order], np.searchsorted(tokens[order], words), axis=1)
+
+
+def _whole(counted: np.ndarray) -> np.ndarray:
+    return np.rint(counted).astype(np.int64)

@@ -54,6 +54,11 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
     return element("div", whole, class_=f"wide {class_}".strip(), tabindex="0", role="region", aria_label=caption)
 
 
+def missing(experiment: str) -> Raw:
+    """What stands where an experiment was not run."""
+    return element("p", "not run: ", element("code", f"ffmem experiments RUN {experiment}"), class_="missing")
+
+
 def details(summary: Any, *inside: Any, class_: str = "more") -> Raw:
     return element("details", element("summary", summary), *inside, class_=class_)
 

@@ -1,12 +1,13 @@
-"""What each figure shows, as plain numbers: curves over layers, of this model and of the paper side by side."""
+"""What a figure shows, as plain numbers: curves over layers, of this model, of the paper and of random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ffmem.reports.paper import the_paper
+from ffmem.experiments.paper import the_paper
+from ffmem.experiments.resampling import interval
 from ffmem.run.results import Result
 
 Form = Literal["line", "bar"]
@@ -46,7 +47,7 @@ class Point:
     high: int | float | None = None
     note: str = ""
     few: str = ""
-    """Of how many it is, where they are too few to say much: such a bar is hollow."""
+    """How many cells it is from, in words, where they are too few to say much: such a bar is hollow."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Curve:
     colour: str = ""
     base: list[int | float] = field(default_factory=list)
     interval: str = ""
-    """What `low` and `high` are."""
+    """What the ends `low` and `high` of its points are: quartiles, or a 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,13 @@ class Panel:
     log: bool = False
     half_bar: float = 0.4
     limits: dict[str, Any] = field(default_factory=dict)
-    """Of the height, where they are known, as the scale wants them."""
+    """Arguments of the height's scale, where its limits are known beforehand."""
     empty: Sequence[int] = ()
     """Bins in which there is nothing to have a share of."""
 
     @property
     def spread(self) -> str:
-        """What bands and whiskers are."""
+        """What the panel's bands and whiskers stand for, in words."""
         return ", ".join(sorted({curve.interval for curve in self.curves if any(p.low is not None for p in curve.points)}))
 
 
@@ -124,3 +125,68 @@ Results = Mapping[str, Result]
 def layers_of(results: Iterable[Result]) -> int:
     """The depth of the model as far as results know it: the last layer they have a row for."""
     return max((row["layer"] for result in results for row in result.rows if "layer" in row), default=1)
+
+
+Span = tuple[int | float | None, int | float | None]
+Rows = Callable[[Result], Sequence[Mapping[str, Any]]]
+
+
+def all_rows(sample: Result) -> Sequence[Mapping[str, Any]]:
+    """The rows that a curve is made from unless others are named."""
+    return sample.rows
+
+
+def curve_of(
+    result: Result | None,
+    axis: Axis,
+    column: str,
+    name: str = HERE,
+    *,
+    spread: str = INTERVALS,
+    rows: Rows = all_rows,
+    colour: str = "",
+    **more: Any,
+) -> Curve:
+    """A column of a result; rows without a number are left out.
+
+    Its interval is that over the result's resamples, where these hold the column, or the column's own quartiles.
+    """
+    found = [] if result is None else [row for row in rows(result) if row.get(column) is not None]
+    spans: dict[int, Span] = {}
+    if spread == QUARTILES:
+        low, high = (column.replace("_median", quartile) for quartile in ("_q1", "_q3"))
+        spans = {row["layer"]: (row.get(low), row.get(high)) for row in found}
+    elif found and "low" in found[0]:  # the experiment has counted them already
+        spans = {row["layer"]: (row["low"], row["high"]) for row in found}
+    elif result is not None and spread:
+        spans = _spans(result, column, rows)
+    points = [
+        Point(layer, axis.x(layer, axis.layers), row[column], *spans.get(layer, (None, None)))
+        for layer, row in ((row["layer"], row) for row in found)
+    ]
+    return Curve(name, points, colour=colour or COLOURS.get(name, COLOURS[HERE]), interval=spread, **more)
+
+
+def _spans(result: Result, column: str, rows: Rows) -> dict[int, Span]:
+    """The 95% interval of a column in every layer, over the resamples that hold it."""
+    drawn: dict[int, list[int | float | None]] = {}
+    for draw in result.draws:
+        for row in rows(draw):
+            drawn.setdefault(row["layer"], []).append(row.get(column))
+    ends = {layer: interval(values) for layer, values in drawn.items()}
+    return {layer: span for layer, span in ends.items() if span is not None}
+
+
+def random_curve(
+    control: Result | None, axis: Axis, column: str, name: str = RANDOM, *, spread: str = INTERVALS, **more: Any
+) -> Curve:
+    """The same column on random weights; no points where that was not run. Quartiles are left to the model's own."""
+    return curve_of(control, axis, column, name, spread="" if spread == QUARTILES else spread, dash=(8, 3, 2, 3), **more)
+
+
+def paper_curve(
+    values: Sequence[int | float], axis: Axis, name: str = PAPER, colour: str = COLOURS[PAPER], **more: Any
+) -> Curve:
+    """The paper's numbers, one a layer of its sixteen, dashed."""
+    points = [Point(layer, axis.x(layer, len(values)), value) for layer, value in enumerate(values, 1)]
+    return Curve(name, points, colour=colour, **({"dash": (5, 3)} | more))

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from ffmem.errors import CorpusError
-from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.experiments.observe import quartiles
-from ffmem.experiments.resampling import as_draws, draw_counts, resampling_settings, shares
-from ffmem.experiments.substitution import Factors, Rule, recorded, replayed, substituted
-from ffmem.model.memories import MemoryModel
-from ffmem.model.spots import hooked, record_spot
+from ffmem.experiments.experiment import Experiment, Figure
+from ffmem.experiments.numbers import plain, signed
+from ffmem.experiments.panels import COLOURS, HERE, QUARTILES, RANDOM, Axis, Panel, curve_of, random_curve
+from ffmem.experiments.readings import units
+from ffmem.experiments.resampling import as_draws, draw_counts, quartiles, resampling_settings, shares
+from ffmem.experiments.rules import Claim, Measure, Reading, Rule
 from ffmem.progress import Reporter, reporting
-from ffmem.run.model import model_of
 from ffmem.run.reader import Index
 from ffmem.run.results import Result, check_request
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffmem.experiments.examples import Examples
+    from ffmem.experiments.substitution import Factors
+    from ffmem.model.memories import MemoryModel
+
 NORMALISED = 200
 """Examples, each of which runs through the model twice for every layer."""
+CONTROL_NORMALISED = 10
+"""The same for the control."""
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Tokens a forward: a layer's scores and coefficients are held a few times over."""
+SOFTMAXES = ("softmax", "softmax_scaled")
+"""The two ways to put a softmax in: as it is, and with coefficients of the length that the layer's own have."""
 
 
 def normaliser(
@@ -45,6 +54,9 @@ def normaliser(
     coefficients the length of the old ones at every position, so that only their shape differs; where a norm follows the
     layer (gemma2, olmo2) lengths hardly matter anyway. A row a layer; losses in nats per token.
     """
+    from ffmem.experiments.examples import sample_examples
+    from ffmem.run.model import model_of
+
     check_request(seed=seed, examples=examples)
     loaded = model_of(index, model)
     bos = bool(index.manifest.settings.bos)
@@ -58,8 +70,8 @@ def normaliser(
         tokens += np.bincount(feed.examples, minlength=len(drawn))
     each = {of: float(lost.sum() / tokens.sum()) for of, lost in losses.items()}
     base = each["base"]
-    alone = {name: [each[name, layer] for layer in index.layers] for name in RULES}
-    together = {name: each[name] for name in RULES}
+    alone = {name: [each[name, layer] for layer in index.layers] for name in SOFTMAXES}
+    together = {name: each[name] for name in SOFTMAXES}
     rows = []
     for at, layer in enumerate(index.layers):
         row: dict[str, Any] = {"layer": layer, "cells": loaded.cells[layer - 1], "examples": len(drawn)}
@@ -67,8 +79,8 @@ def normaliser(
         for name, kept in (("effective_memories", watch.activation), ("softmax_effective", watch.softmax)):
             found = quartiles(np.concatenate(kept[layer]))
             row |= {f"{name}_{q}": value for q, value in zip(("q1", "median", "q3"), found, strict=True)}
-        row |= {"loss": base} | {f"loss_{name}": alone[name][at] for name in RULES}
-        rows.append(row | {f"change_{name}": alone[name][at] - base for name in RULES})
+        row |= {"loss": base} | {f"loss_{name}": alone[name][at] for name in SOFTMAXES}
+        rows.append(row | {f"change_{name}": alone[name][at] - base for name in SOFTMAXES})
     settings = drawn.settings | {
         "bos": bos,
         "gated": loaded.family.gated,
@@ -81,34 +93,6 @@ def normaliser(
     }
     facts = _facts(loaded, feeds, watch, base, together, rows)
     return Result("normaliser", seed, settings, rows, facts, _draws(losses, tokens, index.layers, seed)).saved(index)
-
-
-def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:
-    """softmax(scores), in a gated layer times up; in float32."""
-    weights = torch.softmax(factors.scores.float(), dim=-1)
-    return weights if factors.up is None else weights * factors.up.float()
-
-
-def softmax_scaled(factors: Factors) -> Float[Tensor, "*pos cells"]:
-    """The same, as long as the original coefficients."""
-    new = softmax(factors)
-    length, own = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (factors.m.float(), new))
-    return new * (length / own.clamp_min(torch.finfo(torch.float32).tiny))
-
-
-RULES: dict[str, Rule] = {"softmax": softmax, "softmax_scaled": softmax_scaled}
-
-
-def effective_memories(m: Float[Tensor, "n cells"]) -> Float[Tensor, " n"]:
-    """exp of the entropy of |m|/Σ|m|: k equal coefficients count as k memories, none as 0.
-
-    >>> effective_memories(torch.tensor([[2.0, -2.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
-    [2.0, 0.0]
-    """
-    size = m.float().abs()
-    total = size.sum(-1, keepdim=True)
-    share = size / total.clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.exp(-torch.xlogy(share, share).sum(-1)) * (total[:, 0] > 0)
 
 
 @dataclass(frozen=True)
@@ -126,6 +110,8 @@ class Feed:
 
 def _feeds(examples: Examples, model: MemoryModel, bos: bool) -> list[Feed]:
     """Every token is predicted once from those in front of it; a first token only behind the beginning of sentence."""
+    import torch
+
     feeds = []
     size = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
     for numbers, ids in examples.batches(model.bos if bos else None, size):
@@ -154,9 +140,11 @@ class _Watch:
         self.activation: dict[int, list[np.ndarray]] = {layer: [] for layer in range(1, model.layers + 1)}
         self.softmax: dict[int, list[np.ndarray]] = {layer: [] for layer in range(1, model.layers + 1)}
         self.tokens: Tensor | None = None
-        """Of the batch that is run."""
+        """Which columns of the batch that runs hold tokens."""
 
     def see(self, factors: Factors) -> None:
+        from ffmem.experiments.substitution import effective_memories, softmax
+
         assert self.tokens is not None
         wanted = self.tokens.flatten().to(factors.m.device)
         for kept, m in ((self.activation, factors.m), (self.softmax, softmax(factors))):
@@ -166,10 +154,12 @@ class _Watch:
 def _losses(
     model: MemoryModel, feeds: list[Feed], examples: int, layers: list[int], watch: _Watch, reporter: Reporter
 ) -> dict[Any, Float[np.ndarray, " examples"]]:
-    """The loss of each example in nats: as it is ("base"), with a rule in all layers (its name), in one (name, layer).
+    """The loss of each example in nats: as it is ("base"), with a softmax in all layers (its name), in one (name, layer).
 
     Batch by batch, so that what the untouched blocks below a layer give need not be computed again.
     """
+    from ffmem.experiments.substitution import recorded, replayed, softmax, softmax_scaled, substituted
+
     lost: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(examples))
     everywhere = range(1, model.layers + 1)
 
@@ -180,7 +170,7 @@ def _losses(
         watch.tokens = feed.tokens
         with substituted(model, everywhere, watch.see), recorded(model) as outputs:
             lost["base"] += loss_of(feed)
-        for name, rule in RULES.items():
+        for name, rule in zip(SOFTMAXES, (softmax, softmax_scaled), strict=True):
             with substituted(model, everywhere, rule):
                 lost[name] += loss_of(feed)
             for layer in layers:
@@ -196,25 +186,29 @@ def _draws(losses: dict[Any, np.ndarray], tokens: np.ndarray, layers: list[int],
     drawn = {of: shares(counts, lost, tokens) for of, lost in losses.items()}
     changes = {of: loss - drawn["base"] for of, loss in drawn.items()}
     rows = [
-        {"layer": layer, "examples": len(tokens)} | {f"change_{name}": changes[name, layer] for name in RULES}
+        {"layer": layer, "examples": len(tokens)} | {f"change_{name}": changes[name, layer] for name in SOFTMAXES}
         for layer in layers
     ]
-    return as_draws(rows, {"loss": drawn["base"]} | {f"change_{name}_all": changes[name] for name in RULES})
+    return as_draws(rows, {"loss": drawn["base"]} | {f"change_{name}_all": changes[name] for name in SOFTMAXES})
 
 
-@torch.inference_mode()
 def batch_losses(model: MemoryModel, feed: Feed) -> Float[np.ndarray, " n"]:
     """The loss at every target of a batch; never more than a chunk of logits at a time."""
+    import torch
+
+    from ffmem.model.spots import hooked, record_spot
+
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> None:
         kept.append(tensor.reshape(*feed.ids.shape, -1)[feed.predicting.to(tensor.device)])
 
     # What leaves the last block is what the final norm takes, in a post-norm block too.
-    with hooked(record_spot(model.blocks[-1], "block", "out", keep)):
-        model.model.base_model(input_ids=feed.ids.to(model.device), use_cache=False)
-    (h,) = kept
-    return -model.vocabulary.log_prob(h, feed.targets, norm=True).double().cpu().numpy()
+    with torch.inference_mode():
+        with hooked(record_spot(model.blocks[-1], "block", "out", keep)):
+            model.model.base_model(input_ids=feed.ids.to(model.device), use_cache=False)
+        (h,) = kept
+        return -model.vocabulary.log_prob(h, feed.targets, norm=True).double().cpu().numpy()
 
 
 def _facts(
@@ -240,3 +234,91 @@ def _facts(
             f"change_{name}_largest_layer": rows[int(np.argmax(changes))]["layer"],
         }
     return facts
+
+
+EFFECTIVE = {"effective_memories": HERE, "softmax_effective": "softmax"}
+
+
+def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    loss = [
+        curve_of(result, axis, "change_softmax", "softmax"),
+        curve_of(result, axis, "change_softmax_scaled", "softmax, same length"),
+        random_curve(control, axis, "change_softmax_scaled", "same length, random weights", colour=COLOURS[RANDOM]),
+    ]
+    effective = [
+        curve_of(result, axis, f"{column}_median", name, spread=QUARTILES, rows=_effective)
+        for column, name in EFFECTIVE.items()
+    ]
+    effective.append(random_curve(control, axis, "effective_memories_median", spread=QUARTILES, rows=_effective))
+    return [
+        Panel("change of loss, one layer replaced", "nats a token", loss, axis, "~g"),
+        Panel("memories that effectively take part", "share of the layer's cells", effective, axis),
+    ]
+
+
+def _effective(sample: Result) -> Sequence[Mapping[str, Any]]:
+    """Effective memories as shares of their layer's cells, of the layers that have all of them."""
+    names = [f"{name}_{q}" for name in EFFECTIVE for q in ("q1", "median", "q3")]
+    whole = [row for row in sample.rows if all(row.get(name) is not None for name in names)]
+    return [{"layer": row["layer"]} | {name: row[name] / row["cells"] for name in names} for row in whole]
+
+
+def claims() -> list[Claim]:
+    return [
+        Claim(
+            "normaliser", "Section 2",
+            "The missing normaliser matters: a softmax changes the loss.",
+            "no number: that it is missing is the only difference named",
+            "loss with the softmax in all layers, at the same length, differs by more than 0.1 nats a token",
+            softmax_matters,
+        ),
+    ]  # fmt: skip
+
+
+def softmax_matters(result: Result) -> Reading:
+    """The change of loss with a softmax in all layers at once, at the same length."""
+    loss, free = result.facts["loss"], result.facts["change_softmax_all"]
+    same = result.facts["change_softmax_scaled_all"]
+    words = f"{signed(same)} nats a token at the same length, {signed(free)} without; the loss is {plain(loss)}"
+    measure = Measure("", lambda sample: abs(sample.facts["change_softmax_scaled_all"]), Rule(above=0.1), _nats)
+    return Reading(words, [measure], units(result))
+
+
+def _nats(value: int | float) -> str:
+    return f"{value:.2f} nats"
+
+
+EXPERIMENT = Experiment(
+    name="normaliser",
+    order=12,
+    question="Does the missing softmax matter? The activation is replaced by a softmax over all keys, in one layer at a "
+    "time and in all.",
+    columns={
+        "layer": "from 1",
+        "cells": "cells of the layer",
+        "examples": "prefixes that ran through the model",
+        "tokens_predicted": "tokens over which the loss is taken",
+        "effective_memories_q1, effective_memories_median, effective_memories_q3": "exp of the entropy of the sizes of "
+        "coefficients",
+        "softmax_effective_q1, softmax_effective_median, softmax_effective_q3": "the same under the softmax",
+        "loss": "of the untouched model, in nats a token",
+        "loss_softmax, loss_softmax_scaled": "with the softmax in this layer; as long as the coefficients were",
+        "change_softmax, change_softmax_scaled": "by how much these differ from the loss",
+    },
+    run=normaliser,
+    most_examples=NORMALISED,
+    most_control_examples=CONTROL_NORMALISED,
+    figures=[
+        Figure(
+            "normaliser",
+            "Section 2",
+            "Does the missing softmax matter?",
+            "A neural memory shares attention out among its cells by a softmax; a feed-forward layer is the same without "
+            "it. First the loss when one layer is given the softmax (as it is, or with coefficients of the same length), "
+            "then how many cells effectively take part, with and without; the paper has no numbers for this.",
+            "Change of loss with a softmax in one layer at a time, and the effective number of memories with and without.",
+            panels,
+        )
+    ],
+    claims=claims,
+)

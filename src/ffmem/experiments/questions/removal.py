@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from ffmem.cells import Cell
 from ffmem.corpus.plan import padded, plan_batches
 from ffmem.errors import ModelError
-from ffmem.experiments.observe import BATCH_TOKENS
+from ffmem.experiments.experiment import Experiment, Figure
+from ffmem.experiments.numbers import share
+from ffmem.experiments.panels import COLOURS, HERE, PAPER, RANDOM, Axis, Panel, curve_of, paper_curve
+from ffmem.experiments.paper import the_paper
+from ffmem.experiments.readings import Row, ends, falls, in_most_layers, trend
 from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, interval, resampling_settings, shares
-from ffmem.model.memories import MemoryModel
+from ffmem.experiments.rules import Claim, Reading, Rule
 from ffmem.progress import Reporter, reporting
-from ffmem.run.model import model_of
 from ffmem.run.reader import Index
 from ffmem.run.results import Result, check_request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffmem.model.memories import MemoryModel
 
 CELLS = 100
 """Cells a layer, as many as in the paper."""
@@ -42,6 +51,8 @@ def removal(
     kind of removal (first, last, random). The beginning-of-sentence token stays; `random` may hit the ends: every token of
     a prefix has the same chance, but two prefixes of one sentence often lose the same token (see `remove_tokens`).
     """
+    from ffmem.run.model import model_of
+
     check_request(seed=seed, cells=cells, triggers=triggers)
     loaded = model_of(index, model)
     chances = {layer: np.random.default_rng([seed, layer]) for layer in index.layers}
@@ -54,7 +65,7 @@ def removal(
         counts = draw_counts(found.drawn.cells, [seed, layer])
         for kind in KINDS:
             changes, again = found.changes(kind), found.drawn_again(kind, counts)
-            low, high = interval(again["mean"])
+            low, high = interval(again["mean"]) or (float("nan"), float("nan"))
             mean, median = (float(of(changes)) if len(changes) else float("nan") for of in (np.mean, np.median))
             row = {"layer": layer, "kind": kind, "mean": mean, "low": low, "high": high, "median": median}
             rows.append(row | {"n": len(changes), "cells": found.usable_cells})
@@ -86,7 +97,7 @@ class Drawn:
     """The coefficient that the index holds."""
     position: Int[np.ndarray, " n"]
     row: Int[np.ndarray, " n"]
-    """Of the sentence in the run's table."""
+    """The row of the trigger's sentence in the run's table of sentences."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ class Removed:
     kept: Int[np.ndarray, " kept"]
     """Which of the drawn triggers these are."""
     at: Int[np.ndarray, " kept"]
-    """The random token's place, from 0."""
+    """The random token's index in the prefix, from 0."""
     m: Float[np.ndarray, " kept"]
     """The coefficient of the whole prefix, computed again."""
     without: dict[str, Float[np.ndarray, " kept"]]
@@ -171,14 +182,18 @@ def remove_tokens(
     )
     layer = np.repeat([one.layer for one in drawn], [len(which) for which in kept])
     sentences = index.sentences(row.tolist())
-    runs = _Runs()
+    runs: dict[bytes, int] = {}  # different sequences, numbered
+
+    def number(ids: Int[np.ndarray, " pos"]) -> int:
+        return runs.setdefault(ids.tobytes(), len(runs))
+
     sequence, at = np.zeros((4, len(row)), np.int64), np.zeros(len(row), np.int64)
     by_row = np.argsort(row, kind="stable")
     for own in np.split(by_row, np.flatnonzero(np.diff(row[by_row])) + 1) if len(row) else []:
         found = sentences[int(row[own[0]])]
         ids = np.array(found["tokens"][: int(length[own].max())], np.int64)
         order = np.random.default_rng([seed, found["sentence"]]).random(len(ids))
-        whole, first = runs.number(ids), runs.number(ids[1:])
+        whole, first = number(ids), number(ids[1:])
         # At each token, which one so far comes first in the order.
         at[own] = np.maximum.accumulate(np.where(order == np.minimum.accumulate(order), np.arange(len(ids)), 0))[
             length[own] - 1
@@ -188,13 +203,14 @@ def remove_tokens(
             inside = those[length[those] > lost + 1]
             left = first if lost == 0 else whole
             if len(inside) and lost:
-                left = runs.number(np.delete(ids[: int(length[inside].max())], lost))
+                left = number(np.delete(ids[: int(length[inside].max())], lost))
             sequence[3, inside] = left
             sequence[3, those[length[those] == lost + 1]] = whole
         sequence[:3, own] = np.array([whole, first, whole])[:, None]
+    sequences = [np.frombuffer(ids, np.int64) for ids in runs]
     m, *without = read_coefficients(
         model,
-        runs.sequences,
+        sequences,
         sequence=sequence.ravel(),
         position=np.stack([length, *[length - 1] * len(KINDS)]).ravel(),
         layer=np.tile(layer, len(sequence)),
@@ -208,21 +224,7 @@ def remove_tokens(
         Removed(one, which, lost, own, dict(zip(KINDS, others, strict=True)))
         for one, which, (lost, own, *others) in zip(drawn, kept, parts, strict=True)
     ]
-    return every, len(runs.sequences)
-
-
-class _Runs:
-    """Different sequences, numbered."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[bytes, int] = {}
-
-    def number(self, ids: Int[np.ndarray, " pos"]) -> int:
-        return self.numbers.setdefault(ids.tobytes(), len(self.numbers))
-
-    @property
-    def sequences(self) -> list[Int[np.ndarray, " pos"]]:
-        return [np.frombuffer(ids, np.int64) for ids in self.numbers]
+    return every, len(sequences)
 
 
 def read_coefficients(
@@ -237,6 +239,10 @@ def read_coefficients(
     reporter: Reporter | None = None,
 ) -> Float[np.ndarray, " n"]:
     """The coefficient of a layer's cell behind the first `position` tokens of a sequence, for many at once."""
+    import torch
+
+    from ffmem.experiments.observe import BATCH_TOKENS
+
     start = 0 if bos is None else 1
     lengths = np.array([len(ids) for ids in sequences], np.int64)
     found = np.full(len(sequence), np.nan)
@@ -259,9 +265,9 @@ def read_coefficients(
             forward(torch.from_numpy(padded([sequences[number] for number in rows], bos)))
         if reporter:
             reporter.update(done / len(batches), f"{done:,} of {len(batches):,} batches")
-    if len(odd := np.flatnonzero(~np.isfinite(found))):
+    if len(nonfinite := np.flatnonzero(~np.isfinite(found))):
         raise ModelError(
-            f"layer {layer[odd].min()} gives coefficients that are not finite in {model.dtype_name}: "
+            f"layer {layer[nonfinite].min()} gives coefficients that are not finite in {model.dtype_name}: "
             "try --dtype float32 or bfloat16"
         )
     return found
@@ -290,3 +296,98 @@ def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int, 
         "coefficients_may_be_negative": model.family.gated,
         "negative_triggers_used": 0,
     }
+
+
+def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """Three curves and the paper's three; random weights have a panel of their own, on the same scale."""
+    curves, random = [], []
+    for kind in ("last", "random", "first"):
+        name = f"{kind} token"
+        rows = partial(_of_kind, kind=kind)
+        curves.append(curve_of(result, axis, "mean", name, rows=rows))
+        curves.append(paper_curve(the_paper().removal[kind], axis, f"{name}, paper", COLOURS[name]))
+        random.append(curve_of(control, axis, "mean", name, rows=rows))
+    if control is None:
+        return [Panel("", "change of the coefficient", curves, axis)]
+    heights = [end for curve in (*curves, *random) for point in curve.points for end in (point.value, point.low, point.high)]
+    known = [height for height in heights if height is not None]
+    limits = {"domain": [min(0, *known), max(0, *known)], "nice": True}
+    return [
+        Panel(title, "change of the coefficient", drawn, axis, limits=limits)
+        for title, drawn in ((f"{HERE} and {PAPER}", curves), (RANDOM, random))
+    ]
+
+
+def _of_kind(sample: Result, *, kind: str) -> Sequence[Mapping[str, Any]]:
+    return [row for row in sample.rows if row["kind"] == kind]
+
+
+def claims() -> list[Claim]:
+    paper = the_paper().removal
+    changes = ", ".join(f"{kind} {share(median(paper[kind]))}" for kind in ("last", "random", "first"))
+    return [
+        Claim(
+            "last-token", "Fig 3",
+            "Removing the last token changes the coefficient most.",
+            f"in every layer; median change: {changes}",
+            "mean(last) below mean(first) and mean(random) in at least 80% of layers",
+            last_token_most,
+        ),
+        Claim(
+            "last-token-depth", "Fig 3",
+            "The last token matters less in upper layers.",
+            ends([abs(change) for change in paper["last"]]), falls("|mean(last)|", -0.5),
+            trend("mean", below=-0.5, size=True, kind="last"),
+        ),
+    ]  # fmt: skip
+
+
+def last_token_most(result: Result) -> Reading:
+    """Fig 3: the fall is largest without the last token in most layers."""
+    return in_most_layers(
+        lambda row: row["last"] - min(row["first"], row["random"]),
+        Rule(below=0),
+        lambda row: ", ".join(f"{kind} {share(row[kind])}" for kind in ("last", "random", "first")),
+        removals,
+    )(result)
+
+
+def removals(sample: Result) -> list[Row]:
+    """Fig 3: of every layer with all three kinds of removal, their mean changes."""
+    layers: dict[int, Row] = {}
+    for row in sample.rows:
+        if row["mean"] is not None:
+            layers.setdefault(row["layer"], {"layer": row["layer"]})[row["kind"]] = row["mean"]
+    return [row for row in layers.values() if len(row) == 4]
+
+
+EXPERIMENT = Experiment(
+    name="removal",
+    order=3,
+    question="Which part of a prefix does a key look at? The first, the last or a random token of a trigger is removed and "
+    "the coefficient read again.",
+    columns={
+        "layer": "from 1",
+        "kind": "which token was removed: first, last or random",
+        "mean": "mean relative change of the coefficient over the layer's triggers",
+        "low, high": "its 95% interval, from draws of cells",
+        "median": "median relative change",
+        "n": "triggers",
+        "cells": "cells of which some trigger counts",
+    },
+    run=removal,
+    figures=[
+        Figure(
+            "fig3",
+            "Fig 3",
+            "Which token does a key look at?",
+            "One token of each trigger was taken away and the coefficient read again: the further below zero a curve is, "
+            "the more the key relied on that token. In the paper the last token matters most in every layer, and less so "
+            "in upper layers, where keys look at the whole prefix rather than at how it ends.",
+            "Relative change of coefficients without the first, the last or a random token, a point a layer, and the "
+            "paper's.",
+            panels,
+        )
+    ],
+    claims=claims,
+)

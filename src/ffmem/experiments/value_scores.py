@@ -1,4 +1,4 @@
-"""The cells of a layer, judged: what each value says against what follows its key's triggers."""
+"""What each value of a layer predicts, against what follows its key's triggers; cells × vocabulary is never held."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from ffmem.cells import Cell
+from ffmem.cells import Cell, Sign
 from ffmem.experiments.next_tokens import NONE, next_tokens
-from ffmem.experiments.predictions import predictions_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import Reporter
 from ffmem.run.reader import Index
 
-CHUNK = 1024
-"""Cells projected between two reports."""
+CELLS_A_REPORT = 1024
+"""Cells whose values are projected between two reports of progress."""
 
 
 @dataclass(frozen=True)
-class JudgedCells:
-    """What values of a layer say, and what follows the triggers of their keys: a handful of numbers a cell."""
+class ValueScores:
+    """What the values of a layer predict, and what follows the triggers of their keys: a handful of numbers a cell."""
 
     layer: int
     top: Int[np.ndarray, " cells"]
+    """The token that each value puts first, the smaller id among equals."""
     probability: Float[np.ndarray, " cells"]
+    """Its probability, the largest that the value gives to any token."""
     rank: Int[np.ndarray, " cells"]
-    """Of the first trigger's next token; of no meaning where there is none."""
+    """The rank of the first trigger's next token, from 1; of no meaning where there is none."""
     next: Int[np.ndarray, " cells"]
     """The first trigger's next token."""
     last: Int[np.ndarray, " cells"]
     """The first trigger's own last token."""
     triggers: Int[np.ndarray, " cells"]
-    judged: Int[np.ndarray, " cells"]
+    with_next: Int[np.ndarray, " cells"]
     """Triggers with a next token."""
     matches: Int[np.ndarray, " cells"]
     """Triggers whose next token is the value's top token."""
@@ -42,7 +43,7 @@ class JudgedCells:
     negative_next: Int[np.ndarray, " cells"] | None = None
     """The first negative trigger's next token, where the run has looked for them."""
     negative_top: Int[np.ndarray, " cells"] | None = None
-    """What each value turned round says."""
+    """The token that each value turned round puts first."""
 
     @property
     def known(self) -> Bool[np.ndarray, " cells"]:
@@ -71,17 +72,17 @@ class JudgedCells:
         return self.last == self.top
 
 
-def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, norm: bool, reporter: Reporter) -> JudgedCells:
+def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, norm: bool, reporter: Reporter) -> ValueScores:
     """Project the values of a layer and look at their triggers; `end` stands behind a sentence's last token."""
     tokens = next_tokens(index, layer, "+", end)
     values = model.values(layer)
     following = torch.from_numpy(np.maximum(tokens.ids[:, 0], 0)).long()
     before = index[Cell(layer, 0)].row
     parts = []
-    for start in range(0, len(values), CHUNK):
-        rows = slice(start, start + CHUNK)
+    for start in range(0, len(values), CELLS_A_REPORT):
+        rows = slice(start, start + CELLS_A_REPORT)
         parts.append(model.vocabulary.judge(values[rows], following[rows], norm=norm))
-        done = before + min(start + CHUNK, len(values))
+        done = before + min(start + CELLS_A_REPORT, len(values))
         reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
     top, log_prob, rank = (
         torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in ("top", "top_log_prob", "rank")
@@ -89,8 +90,8 @@ def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, no
     negative_next = negative_top = None
     if index.manifest.settings.negative:
         negative_next = next_tokens(index, layer, "-", end).ids[:, 0].copy()
-        negative_top = predictions_of(model, layer, norm=norm, sign="-").top
-    return JudgedCells(
+        negative_top = top_tokens(model, layer, norm=norm, sign="-")
+    return ValueScores(
         layer,
         top,
         np.exp(log_prob),
@@ -98,10 +99,21 @@ def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, no
         next=tokens.ids[:, 0].copy(),  # or all ranks would be held for every layer
         last=tokens.last[:, 0].copy(),
         triggers=tokens.counts,
-        judged=tokens.judged,
+        with_next=tokens.with_next,
         matches=(tokens.ids == top[:, None]).sum(1),
         first_at_end=tokens.at_end[:, 0].copy(),
         at_end=tokens.ended,
         negative_next=negative_next,
         negative_top=negative_top,
     )
+
+
+def top_tokens(model: MemoryModel, layer: int, *, norm: bool = False, sign: Sign = "+") -> Int[np.ndarray, " cells"]:
+    """What each value of a layer (from 1) puts first, the smaller id among equals; with sign "-", what it promotes at a
+    negative coefficient.
+
+    There the vector is turned round, not its ranking: under a bias or an adaptive softmax they differ.
+    """
+    values = model.values(layer)
+    # Not `top`, which leaves open what comes first among equals: in half precision the best are often equal.
+    return model.vocabulary.best(values if sign == "+" else -values, norm=norm)[1].cpu().numpy()

@@ -1,0 +1,1 @@
+"""Each file here is one experiment, found by itself: it assigns an `Experiment` to `EXPERIMENT`."""
