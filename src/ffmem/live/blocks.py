@@ -1,12 +1,16 @@
-"""Blocks: what a trace or a comparison shows of itself, laid out once; a terminal and a notebook render the same blocks."""
+"""Blocks: what a trace or a comparison shows, laid out once; terminals and notebooks render the same blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from html import escape
+from math import isfinite
+from typing import Any
 
+from ffmem.cells import Cell
 from ffmem.run.pages import html_table, shaded
+from ffmem.run.reader import Said
 from ffmem.text import beginning, ending, padded, width
 
 WIDTH = 100
@@ -69,7 +73,11 @@ Block = Text | Table | HeatMap
 
 
 class Shown:
-    """Shows itself in a terminal and in a notebook, from the blocks that a subclass gives."""
+    """A dataclass that shows itself in a terminal and in a notebook, by the blocks that it gives, and is plain JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the fields by their names (see docs/live.md)."""
+        return {part.name: plain(getattr(self, part.name)) for part in fields(self)}  # type: ignore[arg-type]
 
     def blocks(self) -> list[Block]:
         """What is shown, from the first block to the last."""
@@ -84,6 +92,30 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return html_page(self.blocks())
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON: dataclasses by their fields, a cell by its name, numbers to six digits, None for what is not finite.
+
+    >>> plain((Cell(1, 0), 1 / 3, float("nan")))
+    ['L1D0', 0.333333, None]
+    """
+    if isinstance(value, Cell):
+        return str(value)
+    if hasattr(value, "as_dict"):
+        return plain(value.as_dict())
+    if is_dataclass(value):
+        found = {part.name: plain(getattr(value, part.name)) for part in fields(value)}
+        if isinstance(value, Said) and value.z is None:  # only a value's tokens have one
+            del found["z"]
+        return found
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if isfinite(value) else None
+    return value
 
 
 def text_lines(blocks: Sequence[Block], columns: int = WIDTH) -> list[str]:

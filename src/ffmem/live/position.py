@@ -1,11 +1,9 @@
-"""A trace as plain data: the numbers and texts of a position and of the grid, and how they are shown and read as JSON."""
+"""A trace as plain data: the numbers and texts of a position and of the grid, and what of them is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
-from typing import Any
+from dataclasses import dataclass
 
 from ffmem.cells import Cell, Sign, Trigger
 from ffmem.live.blocks import WIDTH, Block, Column, HeatMap, Shown, Table, Text, Tile
@@ -29,6 +27,10 @@ class LogitPart:
     def of(cls, parts: Sequence[float], names: Sequence[str]) -> LogitPart:
         """The part that is in these scores."""
         return cls(sum(parts), dict(zip(names, parts, strict=True)) if len(names) > 1 else {})
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON: the total, and each score's share beside it."""
+        return {"total": self.total} | self.scores
 
     def __add__(self, other: LogitPart) -> LogitPart:
         return LogitPart(self.total + other.total, {name: one + other.scores[name] for name, one in self.scores.items()})
@@ -147,10 +149,6 @@ class PositionTrace(Shown):
     """Norms whose scales are held at their actual values; without any, a cell's part is m·(v·e)."""
     outvoted: tuple[Outvoted, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: the fields by their names (see docs/live.md)."""
-        return plain(self)
-
     def blocks(self) -> list[Block]:
         """The prediction, the layers, what the logit is made of, the cells, and those that were outvoted."""
         found: list[Block] = [Text(self._heading()), self._layer_table(), Text(self._sum())]
@@ -234,10 +232,6 @@ class Grid(Shown):
     tokens: tuple[str, ...]
     rows: tuple[tuple[GridTile, ...], ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: the fields by their names."""
-        return plain(self)
-
     def blocks(self) -> list[Block]:
         """The last layer on top; a tile is what o says, the darker the likelier; all else is in its hint."""
         rows = [(str(layer), [_tile(layer, one) for one in tiles]) for layer, tiles in enumerate(self.rows, 1)]
@@ -253,31 +247,6 @@ def case_of(r: int, y: int, o: int) -> str:
     if o == r:
         return "agreement" if o == y else "residual"
     return "ffn" if o == y else "composition"
-
-
-def plain(value: Any) -> Any:
-    """For JSON: numbers to six digits, what is not finite as None, a cell by its name.
-
-    >>> plain(LogitPart(1 / 3, {}))
-    {'total': 0.333333}
-    """
-    if isinstance(value, Cell):
-        return str(value)
-    if isinstance(value, LogitPart):
-        return plain({"total": value.total} | value.scores)
-    if isinstance(value, Trigger):
-        return plain(value.as_dict())
-    if isinstance(value, Said) and value.z is None:  # a prediction's, where only a value's tokens have one
-        return plain({"token": value.token, "id": value.id, "probability": value.probability})
-    if is_dataclass(value):
-        return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if isfinite(value) else None
-    return value
 
 
 def _cell_table(title: str, cells: Sequence[CellPart]) -> Block:
