@@ -1,6 +1,5 @@
 """Draws: against the experiment itself on cells or examples that are really repeated, and the bootstrap by hand."""
 
-import sys
 from dataclasses import replace
 from math import isnan, sqrt
 from statistics import median
