@@ -138,7 +138,8 @@ def test_a_control_of_a_quantile_is_in_its_own_cells_units(gpt2, tmp_path):
     p = slow(gpt2, ids_of(gpt2))
     for control in found.control.each:
         amount = 3 * run[control.cells[0]].stats.quantile(0.9)
-        assert control.kl == pytest.approx(divergence(p, slow(gpt2, ids_of(gpt2), f"{control.cells[0]}={amount!r}")), rel=1e-3)
+        other = slow(gpt2, ids_of(gpt2), f"{control.cells[0]}={amount!r}")
+        assert control.kl == pytest.approx(divergence(p, other), rel=1e-3)
 
 
 def test_in_the_last_layer_only_the_compared_position_has_a_size(gpt2):

@@ -69,9 +69,7 @@ def compare(
     run: SomeRun = None,
     position: Annotated[
         int,
-        typer.Option(
-            help="The token of the prompt behind which predictions are compared.", parser=whole("position", -MANY)
-        ),
+        typer.Option(help="The token of the prompt behind which predictions are compared.", parser=whole("position", -MANY)),
     ] = -1,
     token: Annotated[
         list[str] | None, typer.Option(help="A token to follow, its space included; may be repeated.", show_default="none")
@@ -118,9 +116,7 @@ def causal(
     ],
     eval: Annotated[list[str], typer.Option(help="Text that the index has not seen; may be repeated.", show_default=False)],
     prefixes: Annotated[int, typer.Option(help="Prefixes a cell at most.", parser=whole("prefixes"))] = 200,
-    tokens: Annotated[
-        int, typer.Option(help="Top tokens of the value that are its promise.", parser=whole("tokens"))
-    ] = 5,
+    tokens: Annotated[int, typer.Option(help="Top tokens of the value that are its promise.", parser=whole("tokens"))] = 5,
     quantile: Annotated[
         float,
         typer.Option(help="A cell fires above this quantile of its own coefficients.", parser=real("quantile", 0, 1)),

@@ -231,15 +231,16 @@ def causal_lines(result: Result, width: int = WIDTH) -> list[str]:
     for cell, rows in groupby(result.rows, lambda row: row["cell"]):
         every = list(rows)
         promise = " ".join(shown_token(token) for token in every[0]["promise"])
-        told = [
-            [row["group"], f"{row['n']}", f"{row['coefficient']:.3g}", f"{row['promise_probability']:.2g}"]
-            + [_interval(row, "promise"), _interval(row, "next")]
-            for row in every
-        ]
-        blocks.append(Table(columns, told, f"{cell}  promises {promise}"))
+        blocks.append(Table(columns, list(map(_told, every)), f"{cell}  promises {promise}"))
     if notes := result.facts["notes"]:
         blocks.append(Text([f"note: {note}" for note in notes]))
     return text_lines(blocks, width)
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    """A row of the result as a row of the table that people see."""
+    numbers = [str(row["n"]), f"{row['coefficient']:.3g}", f"{row['promise_probability']:.2g}"]
+    return [row["group"], *numbers, _interval(row, "promise"), _interval(row, "next")]
 
 
 def _interval(row: dict[str, Any], name: str) -> str:
