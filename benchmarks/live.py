@@ -21,7 +21,7 @@ import ffmem
 from benchmarks.index import processor
 from ffmem.corpus.files import Pocket
 from ffmem.corpus.workers import cores
-from ffmem.live.capture import capture
+from ffmem.live.contributions import capture
 
 TOKENS = 200
 ROUNDS = 5

@@ -249,8 +249,9 @@ def test_the_version_is_the_package_s(capsys):
         (["index", "MODEL", "pocket", "-o", "out"], "ffmem.indexing.build.build_index"),
         (["values", "RUN"], "ffmem.indexing.values.values"),
         (["experiments", "RUN", "--eval", "pocket"], "ffmem.experiments.run.each_experiment"),
-        (["trace", "MODEL", "The king"], "ffmem.model.loading.load_model"),
-        (["trace", "MODEL", "The king", "--run", "RUN"], "ffmem.run.model.model_of"),
+        (["trace", "MODEL", "The king"], "ffmem.live.trace.trace"),
+        (["trace", "MODEL", "The king", "--run", "RUN"], "ffmem.live.trace.trace"),
+        (["compare", "MODEL", "The king", "--edit", "L1D1=0"], "ffmem.live.comparison.compare"),
         (["intervene", "MODEL", "The king", "--edit", "L1D1=0"], "ffmem.live.comparison.compare"),
         (["intervene", "MODEL", "The king", "--edit", "L1D1=0", "--export"], "ffmem.live.recipe.recipe"),
         (["causal", "RUN", "L1D1", "--eval", "pocket"], "ffmem.live.causal.causal"),
@@ -276,7 +277,7 @@ def test_every_command_that_takes_a_dtype_can_be_told_to_trust_code():
     commands = [command.callback for command in app.registered_commands]
     loading = {command.__name__ for command in commands if "dtype" in inspect.signature(command).parameters}
     trusting = {command.__name__ for command in commands if "trust_remote_code" in inspect.signature(command).parameters}
-    assert loading == trusting == {"index", "show", "values", "experiments", "trace", "intervene", "causal"}
+    assert loading == trusting == {"index", "show", "values", "experiments", "trace", "compare", "causal"}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ def test_a_trace_names_layers_and_cells(capsys, gpt2_folder, run):
     assert "promoting" in out
     assert "suppressing" in out
     assert PROMPT in out
+    assert "layer the" not in out
+    code, out, _ = call(capsys, "trace", gpt2_folder, PROMPT, "--cells", "1e0", "--grid", "-q")
+    assert code == 0
+    assert "layer the" in out
 
 
 def test_a_trace_as_json_has_a_position_a_layer_list_and_a_grid_if_asked(capsys, gpt2_folder):
@@ -40,18 +44,20 @@ def test_a_trace_as_json_has_a_position_a_layer_list_and_a_grid_if_asked(capsys,
 
 
 def test_an_intervention_stands_beside_the_baseline(capsys, gpt2_folder):
-    code, out, _ = call(capsys, "intervene", gpt2_folder, PROMPT, "--edit", "L2D3*4", "--generate", "2", "--control", "2")
+    code, out, _ = call(capsys, "compare", gpt2_folder, PROMPT, "--edit", "L2D3*4", "--generate", "2", "--control", "2")
     assert code == 0
     assert "baseline" in out
     assert "controls" in out
-    code, out, err = call(capsys, "intervene", gpt2_folder, PROMPT, "--edit", "L2D3*4", "--json", "-q", "--token", "war")
+    code, out, err = call(capsys, "compare", gpt2_folder, PROMPT, "--edit", "L2D3*4", "--json", "-q", "--token", "war")
     assert json.loads(out)["edits"] == ["L2D3*4"]
     assert json.loads(out)["tokens_compared"][0]["token"].strip() == "war"
     assert err == ""
+    # As the command was called before.
+    assert call(capsys, "intervene", gpt2_folder, PROMPT, "--edit", "L2D3*4", "--json", "-q", "--token", "war")[1] == out
 
 
 def test_an_edit_is_exported_as_python(capsys, gpt2_folder):
-    code, out, _ = call(capsys, "intervene", gpt2_folder, PROMPT, "--edit", "L2D3=0", "--export")
+    code, out, _ = call(capsys, "compare", gpt2_folder, PROMPT, "--edit", "L2D3=0", "--export")
     assert code == 0
     compile(out, "recipe", "exec")
     assert "register_forward_pre_hook" in out
@@ -77,9 +83,12 @@ def test_a_causal_check_shows_promise_and_effect_and_is_kept(capsys, run):
         (["trace", "MODEL", PROMPT, "--at", ":" + "9" * 5000], "expected positions as all, generated"),
         (["trace", "MODEL", PROMPT, "--of", "all"], "output"),
         (["trace", "MODEL", PROMPT, "--target", "the war"], "one token"),
-        (["intervene", "MODEL", PROMPT, "--edit", "L9D1=0"], "layers 1 to 3"),
-        (["intervene", "MODEL", PROMPT, "--edit", "L1D1"], "expected an edit"),
-        (["intervene", "MODEL", PROMPT, "--edit", "L1D1=0", "--at", "7:"], "0 to 2"),
+        (["compare", "MODEL", PROMPT, "--edit", "L9D1=0"], "layers 1 to 3"),
+        (["compare", "MODEL", PROMPT, "--edit", "L1D1"], "expected an edit"),
+        (["compare", "MODEL", PROMPT, "--edit", "L1D1=0", "--at", "7:"], "0 to 2"),
+        (["trace", "MODEL", PROMPT, "--cells", "2.5"], "expected cells as a whole number, found 2.5"),
+        (["compare", "MODEL", PROMPT, "--edit", "L1D1=0", "--top", "0"], "expected top from 1"),
+        (["causal", "RUN", "L1D0", "--eval", "TEXT", "--quantile", "2"], "expected quantile from 0 to 1, found 2"),
         (["causal", "RUN", "L9D0", "--eval", "TEXT"], "layers 1 to 3"),
     ],
 )

@@ -1,6 +1,5 @@
 """Draws: against the experiment itself on cells or examples that are really repeated, and the bootstrap by hand."""
 
-import sys
 from dataclasses import replace
 from math import isnan, sqrt
 from statistics import median
@@ -15,7 +14,7 @@ from ffmem.experiments.questions.composition import Composition
 from ffmem.experiments.questions.normaliser import SOFTMAXES, _feeds, batch_losses, normaliser
 from ffmem.experiments.questions.refinement import Refinement
 from ffmem.experiments.questions.removal import KINDS, draw_triggers, removal, remove_tokens
-from ffmem.experiments.resampling import RESAMPLES, as_draws, bootstrap, draw_counts, interval, medians, shares
+from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, interval, medians, shares
 from ffmem.experiments.run import run_experiments
 from ffmem.experiments.substitution import softmax, softmax_scaled, substituted
 from ffmem.experiments.value_agreement import agreement, agreement_draws, shuffled_hits
@@ -252,19 +251,3 @@ def test_draws_of_a_layer_where_nothing_is_judged_have_no_share():
     assert draw["facts"]["baselines"] == {"uniform": 0.1, "by_layer": [{"layer": 1, "shuffled": None}]}
     assert [one["share"] for one in draw["facts"]["fig6"]] == [None, None]
     assert draw["facts"]["predictive"] == {"cells": 3, "in_top_layers": 3, "with_agreeing_trigger": 0, "top_layers": [1]}
-
-
-def test_the_interval_is_that_of_a_mean():
-    values = np.repeat([0.0, 1.0], 2000)
-    low, high = bootstrap(values, np.random.default_rng(0))
-    assert (high - low) / 2 == pytest.approx(1.96 * 0.5 / np.sqrt(4000), rel=0.1)
-    assert (high + low) / 2 == pytest.approx(0.5, abs=0.002)
-    assert bootstrap(np.array([3.0]), np.random.default_rng(0)) == (3.0, 3.0)
-    assert all(isnan(end) for end in bootstrap(np.array([]), np.random.default_rng(0)))
-
-
-def test_the_draw_is_made_in_pieces_where_it_is_large(monkeypatch):
-    values = np.arange(50.0)
-    whole = bootstrap(values, np.random.default_rng(0))
-    monkeypatch.setattr(sys.modules[bootstrap.__module__], "DRAWN_AT_A_TIME", 333)
-    assert bootstrap(values, np.random.default_rng(0)) == pytest.approx(whole, abs=1.5)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import sys
+from math import isnan
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.indexing.values import values
-from ffmem.live.causal import Effects, causal, causal_lines
+from ffmem.live.causal import bootstrap, causal, causal_lines
 from ffmem.live.matched import gather
 from ffmem.run.results import load_result
 from tests.tiny import silent_gpt2, some_sentences, tiny_model
@@ -57,14 +59,6 @@ def planted_run(tokenizer, tmp_path_factory):
         model, TEXT, out=tmp_path_factory.mktemp("causal") / "run", top=3, unit="line", stats="full", quiet=True
     )
     return model, values(run, model, top=6, quiet=True)
-
-
-def test_effects_print_themselves_in_a_line():
-    nan = float("nan")
-    found = Effects(np.zeros(2), np.array([-1.0, -2.0]), np.array([0.5, nan]))
-    assert repr(found) == "Effects(2 prefixes, mean Δ log p: promise -1.5, next token +0.5)"
-    assert found._repr_html_() == repr(found)
-    assert "next token -)" in repr(Effects(np.zeros(1), np.zeros(1), np.array([nan])))
 
 
 def prefixes_of(model, texts):
@@ -224,3 +218,19 @@ def test_bad_input_gets_one_clear_line(planted_run, gpt2, tmp_path):
         with pytest.raises(FfmemError, match=line) as error:
             causal(run, **({"cells": "L1D0", "eval": TEXT, "model": model, "quiet": True} | settings))
         assert "\n" not in str(error.value)
+
+
+def test_the_interval_is_that_of_a_mean():
+    values = np.repeat([0.0, 1.0], 2000)
+    low, high = bootstrap(values, np.random.default_rng(0))
+    assert (high - low) / 2 == pytest.approx(1.96 * 0.5 / np.sqrt(4000), rel=0.1)
+    assert (high + low) / 2 == pytest.approx(0.5, abs=0.002)
+    assert bootstrap(np.array([3.0]), np.random.default_rng(0)) == (3.0, 3.0)
+    assert all(isnan(end) for end in bootstrap(np.array([]), np.random.default_rng(0)))
+
+
+def test_the_draw_is_made_in_pieces_where_it_is_large(monkeypatch):
+    values = np.arange(50.0)
+    whole = bootstrap(values, np.random.default_rng(0))
+    monkeypatch.setattr(sys.modules[bootstrap.__module__], "DRAWN_AT_A_TIME", 333)
+    assert bootstrap(values, np.random.default_rng(0)) == pytest.approx(whole, abs=1.5)

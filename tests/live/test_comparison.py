@@ -39,18 +39,25 @@ def test_divergence_and_changes_equal_a_slow_reference(variant, tokenizer):
     p, q = slow(model, ids), slow(model, ids, *edits)
     assert found.kl == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-3)
     assert found.kl > 1e-5
-    assert [shift.id for shift in found.shifts][:2] == [tokenizer.convert_tokens_to_ids("Oslo"), 7]
-    assert {shift.id for shift in found.shifts[2:]} | {7} >= {*p.topk(5).indices.tolist(), *q.topk(5).indices.tolist()}
-    for shift in found.shifts:
-        assert shift.baseline == pytest.approx(float(p[shift.id]), abs=1e-4)
-        assert shift.change == pytest.approx(float(q[shift.id] - p[shift.id]), abs=1e-4)
-    assert [id for _, id, _ in found.baseline.top] == p.topk(5).indices.tolist()
-    assert [id for _, id, _ in found.edited.top] == q.topk(5).indices.tolist()
-    for control, kl, number in zip(found.controls, found.control_kl, (0, 1), strict=True):
-        other = slow(model, ids, *control.edits)
-        assert kl == pytest.approx(divergence(p, other), rel=1e-3, abs=1e-7)
-        for shift in found.shifts:
-            assert shift.controls[number] == pytest.approx(float(other[shift.id] - p[shift.id]), abs=1e-4)
+    compared = found.tokens_compared
+    assert [one.id for one in compared][:2] == [tokenizer.convert_tokens_to_ids("Oslo"), 7]
+    assert {one.id for one in compared[2:]} | {7} >= {*p.topk(5).indices.tolist(), *q.topk(5).indices.tolist()}
+    for one in compared:
+        assert one.baseline_log_prob == pytest.approx(float(p[one.id]), abs=1e-4)
+        assert one.edited_log_prob == pytest.approx(float(q[one.id]), abs=1e-4)
+        assert one.change == pytest.approx(float(q[one.id] - p[one.id]), abs=1e-4)
+    assert [one.id for one in found.baseline.top] == p.topk(5).indices.tolist()
+    assert [one.id for one in found.edited.top] == q.topk(5).indices.tolist()
+    others = []
+    for control in found.control.each:
+        first, *rest = control.cells
+        others.append(slow(model, ids, f"{first}=4", (rest, "*-3")))
+        assert control.kl == pytest.approx(divergence(p, others[-1]), rel=1e-3, abs=1e-7)
+    assert len(others) == 2
+    for one in compared:
+        changes = [float(other[one.id] - p[one.id]) for other in others]
+        assert one.control_mean == pytest.approx(np.mean(changes), abs=1e-4)
+        assert one.control_spread == pytest.approx(np.std(changes, ddof=1), abs=1e-4)
     for side, some in ((found.baseline, ()), (found.edited, edits)):
         text = list(ids)
         for _ in range(3):
@@ -58,6 +65,11 @@ def test_divergence_and_changes_equal_a_slow_reference(variant, tokenizer):
             if text[-1] == 0:
                 break
         assert side.generated == text[len(ids) :]
+
+
+def cells_of(edits):
+    """The cells of some edits, each once."""
+    return list(dict.fromkeys(cell for edit in edits for cell in edit.cells))
 
 
 def test_divergence_of_two_small_distributions_worked_out_by_hand():
@@ -90,49 +102,50 @@ def test_controls_are_other_cells_of_the_same_layers_the_nearest_in_size_and_the
     edits = parse_edits(["L2D5,L2D6*3", "L1D0=0"])
     columns, last = [1, 2, 3, 4, 5], 5
     drawn = [draw_controls(gpt2, edits, ids, columns, last, count=3, seed=seed) for seed in (0, 0, 1)]
-    cells = [[control.cells for control in one.found] for one in drawn]
+    cells = [[cells_of(others) for others, _ in found] for _, found in drawn]
     assert cells[0] == cells[1] != cells[2]
     record = gpt2.record(ids)
     size = {
         layer: record.m[layer - 1][0, 1:].abs().mean(0) * gpt2.values(layer).norm(dim=1) * (2 if layer == 2 else 1)
         for layer in (1, 2)
     }
-    for control in drawn[0].found:
-        assert [cell.layer for cell in control.cells] == [2, 2, 1]
-        assert len(set(control.cells)) == 3
-        assert not {Cell(2, 5), Cell(2, 6), Cell(1, 0)} & set(control.cells)
-        assert [str(edit.operation) for edit in control.edits] == ["*3", "=0"]
-        assert control.size == pytest.approx(
-            float(np.mean([size[cell.layer][cell.index] for cell in control.cells])), rel=1e-4
-        )
-        for cell, own in zip(control.cells, (Cell(2, 5), Cell(2, 6), Cell(1, 0)), strict=True):
+    for others, drawn_size in drawn[0][1]:
+        chosen = cells_of(others)
+        assert [cell.layer for cell in chosen] == [2, 2, 1]
+        assert len(set(chosen)) == 3
+        assert not {Cell(2, 5), Cell(2, 6), Cell(1, 0)} & set(chosen)
+        assert [str(edit.operation) for edit in others] == ["*3", "=0"]
+        assert drawn_size == pytest.approx(float(np.mean([size[cell.layer][cell.index] for cell in chosen])), rel=1e-4)
+        for cell, own in zip(chosen, (Cell(2, 5), Cell(2, 6), Cell(1, 0)), strict=True):
             apart = (size[own.layer] - size[own.layer][own.index]).abs()
             # Of the ten nearest that are free; others may be taken by the set, its neighbour and draws before.
             assert (apart < apart[cell.index]).sum() < 10 + 2 + 3 * 2
-    assert len({control.cells[2] for control in drawn[0].found}) == 3
+    assert len({chosen[2] for chosen in cells[0]}) == 3
 
 
 def test_a_control_of_a_value_that_is_set_matches_the_change_and_not_the_coefficient(gpt2):
     ids = torch.tensor([ids_of(gpt2)])
-    [control] = draw_controls(gpt2, parse_edits(["L1D0=5"]), ids, [5], 5, count=1).found
+    _, [(others, size)] = draw_controls(gpt2, parse_edits(["L1D0=5"]), ids, [5], 5, count=1)
+    [cell] = cells_of(others)
     change = (5 - gpt2.record(ids).m[0][0, 5]).abs() * gpt2.values(1).norm(dim=1)
-    assert control.size == pytest.approx(float(change[control.cells[0].index]), rel=1e-4)
-    assert (change - change[0]).abs().argsort().tolist().index(control.cells[0].index) <= 10
+    assert size == pytest.approx(float(change[cell.index]), rel=1e-4)
+    assert (change - change[0]).abs().argsort().tolist().index(cell.index) <= 10
 
 
 def test_a_control_of_a_quantile_is_in_its_own_cells_units(gpt2, tmp_path):
     run = build_index(gpt2, some_sentences(20), out=tmp_path / "run", top=1, quiet=True)
     found = compare(gpt2, PROMPT, "L2D5~q0.9*3", run=run, generate=0, control=2)
     p = slow(gpt2, ids_of(gpt2))
-    for control, kl in zip(found.controls, found.control_kl, strict=True):
+    for control in found.control.each:
         amount = 3 * run[control.cells[0]].stats.quantile(0.9)
-        assert kl == pytest.approx(divergence(p, slow(gpt2, ids_of(gpt2), f"{control.cells[0]}={amount!r}")), rel=1e-3)
+        other = slow(gpt2, ids_of(gpt2), f"{control.cells[0]}={amount!r}")
+        assert control.kl == pytest.approx(divergence(p, other), rel=1e-3)
 
 
 def test_in_the_last_layer_only_the_compared_position_has_a_size(gpt2):
     ids = torch.tensor([ids_of(gpt2)])
-    drawn = draw_controls(gpt2, parse_edits(["L3D0=0"]), ids, [1, 2, 5], 5, count=0)
-    assert drawn.size == pytest.approx(float(gpt2.record(ids).m[2][0, 5, 0].abs() * gpt2.values(3)[0].norm()), rel=1e-4)
+    size, _ = draw_controls(gpt2, parse_edits(["L3D0=0"]), ids, [1, 2, 5], 5, count=0)
+    assert size == pytest.approx(float(gpt2.record(ids).m[2][0, 5, 0].abs() * gpt2.values(3)[0].norm()), rel=1e-4)
     found = compare(gpt2, PROMPT, "L3D0=9", at="1:3", generate=0, control=1)
     assert found.size == found.kl == 0
     assert found.verdict == "nothing that this prediction depends on is changed"
@@ -151,9 +164,10 @@ def test_a_cell_that_matters_more_than_any_of_its_size_is_told_in_words(tokenize
     model = load_model(model, tokenizer=tokenizer)
     found = compare(model, PROMPT, "L1D0=0", tokens=["army"], generate=2, control=3)
     assert found.size == pytest.approx(1)
-    assert [control.size for control in found.controls] == pytest.approx([1, 1, 1])
-    assert found.shifts[0].change < -1
-    assert found.shifts[0].controls == pytest.approx([0, 0, 0], abs=1e-4)
+    assert [control.size for control in found.control.each] == pytest.approx([1, 1, 1])
+    assert found.tokens_compared[0].change < -1
+    assert found.tokens_compared[0].control_mean == pytest.approx(0, abs=1e-4)
+    assert found.tokens_compared[0].control_spread == pytest.approx(0, abs=1e-4)
     assert found.verdict == "larger than 3 of 3 controls"
     assert f"KL(baseline‖edited) {found.kl:.4g}: larger than 3 of 3 controls" in found.lines()
     assert compare(model, PROMPT, "L1D1=0", generate=0, control=3).larger_than < 3
@@ -166,12 +180,12 @@ def test_a_cell_that_matters_more_than_any_of_its_size_is_told_in_words(tokenize
 def test_a_layer_edited_whole_has_no_controls_and_says_so(gpt2):
     every = [Cell(1, index) for index in range(gpt2.cells[0])]
     found = compare(gpt2, PROMPT, (every, "=0"), generate=0)
-    assert found.controls == []
+    assert found.control.each == []
     assert found.verdict == "no controls: the layer has no other cells to draw"
     half = compare(gpt2, PROMPT, (every[:-3], "=0"), generate=0)
-    assert half.controls == []
+    assert half.control.each == []
     few = compare(gpt2, PROMPT, ([*every[:1], Cell(2, 0)], "=0"), generate=0, control=200)
-    assert len(few.controls) == 127
+    assert len(few.control.each) == 127
     assert "of 127 controls (200 asked, the layer has too few other cells)" in few.verdict
 
 

@@ -7,11 +7,9 @@ import torch
 from torch import nn
 from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
-from ffmem import load_model
+from ffmem import Cell, load_model
 from ffmem.errors import FfmemError, ModelError
-from ffmem.live.capture import capture
-from ffmem.live.contributions import contributions, frozen_norms
-from ffmem.live.frozen import Frozen
+from ffmem.live.contributions import FrozenNorm, capture, contributions, frozen_norms
 from tests.tiny import UNKNOWN, VARIANTS, VOCABULARY, tiny_model, word_tokenizer
 
 IDS = torch.arange(3, 15)[None] * 5 % VOCABULARY
@@ -65,7 +63,7 @@ def test_of_a_layer_the_parts_add_up_to_what_its_own_output_gives(variant):
     found = contributions(model, flows, token, of="layer")
     recording = model.record(IDS)
     for layer, parts in enumerate(found.layers, 1):
-        total = parts.before + parts.attention + parts.cells + parts.value_bias + parts.norm_bias + found.unembedding_bias
+        total = parts.before + parts.added + parts.norm_bias + found.unembedding_bias
         torch.testing.assert_close(total, parts.score, rtol=1e-3, atol=1e-5)
         if variant == "adaptive_lm":
             continue
@@ -82,23 +80,25 @@ def test_what_enters_a_layer_is_all_that_came_before_it(variant):
     model, flows = seen(variant)
     found = contributions(model, flows, torch.arange(IDS.shape[1]))
     for below, above in zip(found.layers, found.layers[1:], strict=False):
-        total = below.before + below.attention + below.cells + below.value_bias + below.norm_bias
+        total = below.before + below.added + below.norm_bias
         torch.testing.assert_close(above.before, total, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("of", ["output", "layer"])
-def test_the_largest_cells_are_the_head_of_a_full_sort_and_the_sum_is_over_all(of):
+def test_the_largest_cells_are_the_head_of_a_full_sort(of):
     model, flows = seen("llama")
-    every = {}
-    found = contributions(model, flows, torch.arange(12), cells=4, of=of, visit=every.__setitem__)
-    assert sorted(every) == [1, 2, 3]
+    found = contributions(model, flows, torch.arange(12), of=of)
     for layer, parts in enumerate(found.layers, 1):
-        cells = every[layer][0]
-        assert torch.equal(parts.promoting.index, cells.argsort(1, descending=True)[:, :4])
-        assert torch.equal(parts.suppressing.index, cells.argsort(1)[:, :4])
-        assert torch.equal(parts.suppressing.parts[0], cells.sort(1).values[:, :4])
-        assert torch.equal(parts.promoting.coefficient, flows[layer - 1].m.gather(1, parts.promoting.index))
-        torch.testing.assert_close(parts.cells[0], cells.sum(1))
+        for row in range(12):
+            cells = parts.cells[0, row]
+            for sign, order in ((1, cells.argsort(descending=True)), (-1, cells.argsort())):
+                largest = found.largest(layer, row, 4, sign=sign)
+                assert [one.cell for one in largest] == [Cell(layer, index) for index in order[:4].tolist()]
+                assert [one.total for one in largest] == cells[order[:4]].tolist()
+                assert [one.coefficient for one in largest] == flows[layer - 1].m[row, order[:4]].tolist()
+            assert [one.cell.index for one in found.largest(layer, row, 1000, sign=1)] == [
+                index for index in cells.argsort(descending=True).tolist() if cells[index] > 0
+            ]
 
 
 @torch.inference_mode()
@@ -107,16 +107,15 @@ def test_without_a_norm_a_cells_part_is_its_coefficient_times_its_values_score()
     assert frozen_norms(model) == ()
     first, second, _ = model.model.model.embed
     for word in (5, 33):  # one of the head, one of a tail
-        every = {}
-        contributions(model, flows, torch.full((12,), word), visit=every.__setitem__)
+        found = contributions(model, flows, torch.full((12,), word))
         for layer in (1, 2, 3):
             m, values = flows[layer - 1].m, model.values(layer)
             if word == 5:
                 head, tail = first.words.weight[5], torch.zeros(32)
             else:
                 head, tail = model.model.softmax.bands.weight[0], second.project.weight @ second.words.weight[33 - 20]
-            torch.testing.assert_close(every[layer][0], m * (values @ head))
-            torch.testing.assert_close(every[layer][1], m * (values @ tail))
+            torch.testing.assert_close(found.layers[layer - 1].cells[0], m * (values @ head))
+            torch.testing.assert_close(found.layers[layer - 1].cells[1], m * (values @ tail))
 
 
 def rms(x, norm):
@@ -127,8 +126,8 @@ def test_a_norm_behind_the_ffn_and_the_final_norm_scale_a_cells_part():
     """gemma2: v goes through (1 + w)/rms of the norm behind the FFN, then through that of the final norm."""
     model, flows = seen("gemma2")
     assert frozen_norms(model) == ("the final norm", "the norms behind the FFN")
-    every, token = {}, torch.arange(12) + 20
-    contributions(model, flows, token, visit=every.__setitem__)
+    token = torch.arange(12) + 20
+    found = contributions(model, flows, token)
     last, norm = flows[-1], model.model.model.norm
     behind = model.blocks[-1].post_feedforward_layernorm
     # n positions, cells, d
@@ -136,7 +135,7 @@ def test_a_norm_behind_the_ffn_and_the_final_norm_scale_a_cells_part():
     vectors = vectors / rms(last.product, behind)[:, None] * (1 + behind.weight.double())
     vectors = vectors / rms(last.after, norm)[:, None] * (1 + norm.weight.double())
     expected = torch.einsum("ncd,nd->nc", vectors, model.model.lm_head.weight.double()[token])
-    torch.testing.assert_close(every[model.layers][0].double(), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found.layers[-1].cells[0].double(), expected, rtol=1e-3, atol=1e-6)
 
 
 def frozen_layer_norm(vectors, x, norm):
@@ -149,15 +148,17 @@ def frozen_layer_norm(vectors, x, norm):
 def test_in_a_post_norm_block_a_value_goes_through_every_norm_that_the_stream_goes_through():
     model, flows = seen("opt-post-norm-projected")
     assert frozen_norms(model) == ("the norms on the stream inside the blocks",)
-    every, token = {}, torch.arange(12) + 20
-    contributions(model, flows, token, visit=every.__setitem__)
+    token = torch.arange(12) + 20
+    found = contributions(model, flows, token)
     vectors = flows[0].m.double()[..., None] * model.values(1).double()
     vectors = frozen_layer_norm(vectors, flows[0].o, model.blocks[0].final_layer_norm)
     for block, flow in zip(model.blocks[1:], flows[1:], strict=True):
         vectors = frozen_layer_norm(vectors, flow.joined, block.self_attn_layer_norm)
         vectors = frozen_layer_norm(vectors, flow.o, block.final_layer_norm)
     readout = model.model.lm_head.weight.double()[token] @ model.model.model.decoder.project_out.weight.double()
-    torch.testing.assert_close(every[1][0].double(), torch.einsum("ncd,nd->nc", vectors, readout), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        found.layers[0].cells[0].double(), torch.einsum("ncd,nd->nc", vectors, readout), rtol=1e-3, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "gptj", "olmo2", "opt-post-norm-projected"])
@@ -209,7 +210,7 @@ def test_a_frozen_norm_is_the_norm_where_it_was_frozen_and_linear_elsewhere(kind
         nn.init.normal_(parameter)
     x = 3 + torch.randn(4, d)
     with torch.no_grad():
-        frozen = Frozen.of(norm, x, norm(x), "here")
+        frozen = FrozenNorm.of(norm, x, norm(x), "here")
         g = torch.randn(2, 4, d)
         assert frozen.centred == (kind is nn.LayerNorm)
         total = (frozen.pulled(g) * x).sum(-1) + frozen.constant(g)
@@ -220,8 +221,8 @@ def test_a_module_that_is_no_norm_is_refused_by_its_place():
     torch.manual_seed(0)
     wrong, x = nn.Linear(8, 8), torch.randn(4, 8)
     with torch.no_grad(), pytest.raises(ModelError, match=r"expected a norm .* at ln_2\.in of layer 3"):
-        Frozen.of(wrong, x, wrong(x), "ln_2.in of layer 3")
-    twice = Frozen.of(None, x, 2 * x, "y")  # a factor needs no norm
+        FrozenNorm.of(wrong, x, wrong(x), "ln_2.in of layer 3")
+    twice = FrozenNorm.of(None, x, 2 * x, "y")  # a factor needs no norm
     torch.testing.assert_close(twice.scale, torch.full((4, 8), 2.0))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ffmem import FfmemError, build_index, load_model, values
 from ffmem.cells import Cell
-from ffmem.live.place import Place, case_of
+from ffmem.live.position import PositionTrace, case_of
 from ffmem.live.trace import trace
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
@@ -208,7 +208,7 @@ def test_one_position_projects_only_its_own_vectors(traced, monkeypatch):
 def test_positions_are_one_several_a_range_or_all(traced):
     model, _ = traced("gpt2")
     for at, expected in ((None, [4]), (-2, [3]), ([3, 0, -5], [0, 3]), ("1:3", [1, 2]), ("all", [0, 1, 2, 3, 4])):
-        assert [place.position for place in trace(model, PROMPT, at=at, grid=False).places] == expected
+        assert [place.position for place in trace(model, PROMPT, at=at, grid=False).positions] == expected
 
 
 def test_a_change_of_the_model_that_is_open_while_tracing_is_in_the_trace_and_gone_afterwards(traced):
@@ -284,7 +284,7 @@ def test_the_dict_is_plain_json_with_the_names_that_are_promised(traced, kind):
     assert list(told) == ["format", "model", "prompt", "tokens", "target", "of", "frozen", "run", "positions", "grid"]
     assert told["target"] == {"id": TRUE, "text": "Paris"}
     (place,) = told["positions"]
-    assert list(place) == [field.name for field in fields(Place)]
+    assert list(place) == [field.name for field in fields(PositionTrace)]
     assert place["promoting"][0]["cell"].startswith("L")
     names = ["total", "head", "tail"] if kind == "adaptive_lm" else ["total"]
     assert list(place["promoting"][0]["contribution"]) == list(place["logit"]) == names

@@ -457,7 +457,8 @@ def report(
 
 
 app.command()(live.trace)
-app.command()(live.intervene)
+app.command()(live.compare)
+app.command("intervene", hidden=True)(live.compare)  # what it was called before
 app.command()(live.causal)
 
 

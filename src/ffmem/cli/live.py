@@ -1,12 +1,13 @@
-"""The commands that need a live model: trace a prompt, intervene on cells, check a cell's effect."""
+"""The commands that need a live model: trace a prompt, compare with edited cells, check what a cell causes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note, say, say_json
+from ffmem.cli.numbers import MANY, real, whole
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, Seed, TrustRemoteCode, note, say, say_json
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]
@@ -22,7 +23,9 @@ def trace(
     target: Annotated[
         str | None, typer.Option(help="A token to follow, its space included.", show_default="what the model says")
     ] = None,
-    cells: Annotated[int, typer.Option(help="Promoting and suppressing cells to list, each.")] = 10,
+    cells: Annotated[
+        int, typer.Option(help="Promoting and suppressing cells to list, each.", parser=whole("cells", 0))
+    ] = 10,
     of: Annotated[str, typer.Option(help="Contributions to the model's `output` or to each `layer`'s own.")] = "output",
     run: SomeRun = None,
     grid: Annotated[bool, typer.Option("--grid", help="Also what every layer would say at every token.")] = False,
@@ -36,25 +39,22 @@ def trace(
 
     Contributions are direct ones to the token's final logit, with their sign, and add up to it.
     """
+    options = dict(locals())
+    for name in ("as_json", "quiet"):
+        del options[name]
     from ffmem.live.trace import trace as follow
-    from ffmem.model.loading import load_model
     from ffmem.model.names import refuse_swapped
-    from ffmem.run.model import model_of
-    from ffmem.run.reader import open_index
 
     refuse_swapped(model, [prompt])
     note(quiet, f"loading {model}")
-    index = None if run is None else open_index(run)
-    load: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
-    found = follow(loaded, prompt, at=at, target=target, cells=cells, of=of, run=index, grid=grid)
+    found = follow(**options)
     if as_json:
         say_json(found.as_dict(), indent=2)
     else:
         say(str(found))
 
 
-def intervene(
+def compare(
     model: Model,
     prompt: Prompt,
     edit: Annotated[
@@ -67,14 +67,20 @@ def intervene(
     ],
     at: Annotated[str, typer.Option(help="`all`, `generated`, or tokens of the prompt: `3:`, `2:5`, `-1`.")] = "all",
     run: SomeRun = None,
-    position: Annotated[int, typer.Option(help="The token of the prompt behind which predictions are compared.")] = -1,
+    position: Annotated[
+        int,
+        typer.Option(help="The token of the prompt behind which predictions are compared.", parser=whole("position", -MANY)),
+    ] = -1,
     token: Annotated[
         list[str] | None, typer.Option(help="A token to follow, its space included; may be repeated.", show_default="none")
     ] = None,
-    top: Annotated[int, typer.Option(help="Predictions to show.")] = 5,
-    generate: Annotated[int, typer.Option(help="Tokens to generate, greedily.")] = 20,
-    control: Annotated[int, typer.Option(help="How many random cells get the same edit, to compare with.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of the random cells.")] = 0,
+    top: Annotated[int, typer.Option(help="Predictions to show.", parser=whole("top"))] = 5,
+    generate: Annotated[int, typer.Option(help="Tokens to generate, greedily.", parser=whole("generate", 0))] = 20,
+    control: Annotated[
+        int,
+        typer.Option(help="How many random cells get the same edit, to compare with.", parser=whole("control", 0, 10_000)),
+    ] = 5,
+    seed: Annotated[int, typer.Option(help="Of the random cells.", parser=whole("seed", 0))] = 0,
     export: Annotated[bool, typer.Option("--export", help="Print the edit as Python for transformers instead.")] = False,
     as_json: AsJson = False,
     device: Device = "auto",
@@ -87,33 +93,20 @@ def intervene(
     Baseline and edited stand side by side: predictions, KL divergence, what both generate, and the same edit on random
     cells of the same layer, about as large, as a control.
     """
-    from ffmem.live.comparison import compare
+    from ffmem.live.comparison import compare as compare_edited
     from ffmem.live.recipe import recipe
 
+    edits: dict[str, Any] = {"at": at, "run": run, "device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     note(quiet, f"loading {model}")
     if export:
-        print(recipe(model, *edit, at=at, run=run, device=device, dtype=dtype, trust_remote_code=trust_remote_code), end="")
+        print(recipe(model, *edit, **edits), end="")
         return
-    found = compare(
-        model,
-        prompt,
-        *edit,
-        at=at,
-        run=run,
-        position=position,
-        tokens=token or (),
-        top=top,
-        generate=generate,
-        control=control,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    asked: dict[str, Any] = {"position": position, "tokens": token or (), "top": top, "generate": generate}
+    found = compare_edited(model, prompt, *edit, **edits, **asked, control=control, seed=seed)
     if as_json:
         say_json(found.as_dict(), indent=2)
     else:
-        say("\n".join(found.lines()))
+        say(str(found))
 
 
 def causal(
@@ -122,10 +115,13 @@ def causal(
         list[str], typer.Argument(metavar="CELL...", help="Such as `L3D17`, or `@cells.txt`.", show_default=False)
     ],
     eval: Annotated[list[str], typer.Option(help="Text that the index has not seen; may be repeated.", show_default=False)],
-    prefixes: Annotated[int, typer.Option(help="Prefixes a cell at most.")] = 200,
-    tokens: Annotated[int, typer.Option(help="Top tokens of the value that are its promise.")] = 5,
-    quantile: Annotated[float, typer.Option(help="A cell fires above this quantile of its own coefficients.")] = 0.999,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    prefixes: Annotated[int, typer.Option(help="Prefixes a cell at most.", parser=whole("prefixes"))] = 200,
+    tokens: Annotated[int, typer.Option(help="Top tokens of the value that are its promise.", parser=whole("tokens"))] = 5,
+    quantile: Annotated[
+        float,
+        typer.Option(help="A cell fires above this quantile of its own coefficients.", parser=real("quantile", 0, 1)),
+    ] = 0.999,
+    seed: Seed = 0,
     as_json: AsJson = False,
     model: OtherModel = None,
     device: Device = "auto",
@@ -138,33 +134,22 @@ def causal(
     Prefixes of a held-out text whose coefficient is above the cell's quantile are compared with others of the same last
     token and about the same length; changes are of log-probabilities, with 95% intervals.
     """
+    options = dict(locals())
+    del options["as_json"]
     from ffmem.corpus.sources import open_source
     from ffmem.live.causal import causal as check
     from ffmem.live.causal import causal_lines
     from ffmem.live.edits import parse_cells
-    from ffmem.run.folder import RESULTS, RunFolder
+    from ffmem.run.folder import RESULTS
     from ffmem.run.reader import open_index
 
-    index = open_index(run)
-    corpus = [open_source(name, **index.manifest.reading) for name in eval]
+    opened = open_index(run)
+    corpus = [open_source(name, **opened.manifest.reading) for name in eval]
     wanted = [cell for name in cells for cell in parse_cells(name)]
     note(quiet, "loading the run's model")
-    result = check(
-        index,
-        wanted,
-        eval=corpus,
-        model=model,
-        prefixes=prefixes,
-        tokens=tokens,
-        quantile=quantile,
-        seed=seed,
-        quiet=quiet,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    result = check(**options | {"run": opened, "cells": wanted, "eval": corpus})
     if as_json:
         say_json(result.as_dict())
     else:
         say("\n".join(causal_lines(result)))
-    note(quiet, f"kept in {RunFolder(run).location(RESULTS)}")
+    note(quiet, f"kept in {opened.folder.location(RESULTS)}")

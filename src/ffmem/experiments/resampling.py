@@ -16,10 +16,6 @@ RESAMPLES = 200
 """Draws that a result keeps."""
 DIGITS = 6
 """Significant digits of their numbers, which keeps a result's file small."""
-MEANS = 1000
-"""Resamples of the interval of one mean."""
-DRAWN_AT_A_TIME = 1 << 20
-"""Random numbers of that interval held at a time."""
 
 
 def draw_counts(units: int, seed: Sequence[int], draws: int = RESAMPLES) -> Float[np.ndarray, "draws units"]:
@@ -90,22 +86,6 @@ def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None
         return None
     low, high = np.quantile(known, [0.025, 0.975]).tolist()
     return low, high
-
-
-def bootstrap(values: Float[np.ndarray, " n"], chance: np.random.Generator) -> tuple[float, float]:
-    """The 95% interval of the mean of independent values: from the means of resamples; NaN of nothing.
-
-    >>> bootstrap(np.full(5, -0.5), np.random.default_rng(0))
-    (-0.5, -0.5)
-    """
-    if not len(values):
-        return float("nan"), float("nan")
-    step = max(1, DRAWN_AT_A_TIME // len(values))
-    means = [
-        values[chance.integers(0, len(values), (min(step, MEANS - begin), len(values)))].mean(1)
-        for begin in range(0, MEANS, step)
-    ]
-    return interval(np.concatenate(means)) or (float("nan"), float("nan"))
 
 
 def quartiles(values: np.ndarray) -> tuple[float, float, float]:

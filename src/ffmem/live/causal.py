@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,26 @@ from ffmem.corpus.plan import padded, plan_batches
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import CorpusError, FfmemError, RunError
 from ffmem.experiments.examples import corpus_like
-from ffmem.experiments.observe import BATCH_TOKENS
-from ffmem.experiments.resampling import MEANS, bootstrap
+from ffmem.experiments.resampling import interval
+from ffmem.live.blocks import WIDTH, Block, Column, Table, Text, text_lines
 from ffmem.live.edits import Edit, Operation, parse_cells, resolve
 from ffmem.live.intervene import applying
-from ffmem.live.matched import Gathered, Prefix, both, gather
+from ffmem.live.matched import Gathered, Prefix, forward_tokens, gather
 from ffmem.live.scope import Scope
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import log_probs_at
-from ffmem.model.vocabulary import CHUNK_ELEMENTS
 from ffmem.progress import reporting
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index, open_index
 from ffmem.run.results import Result
-from ffmem.text import beginning, shown_token, visible
+from ffmem.text import shown_token, visible
 
-PREFIXES = 200
-QUANTILE = 0.999
+MEANS = 1000
+"""Resamples of the interval of one mean."""
+DRAWN_AT_A_TIME = 1 << 20
+"""Random numbers of that interval held at a time."""
+SCORES = 1 << 23
+"""Log-probabilities held at a time: 32 MB in float32."""
 
 
 def causal(
@@ -41,9 +44,9 @@ def causal(
     *,
     eval: Any,
     model: MemoryModel | Any = None,
-    prefixes: int = PREFIXES,
+    prefixes: int = 200,
     tokens: int = 5,
-    quantile: float = QUANTILE,
+    quantile: float = 0.999,
     seed: int = 0,
     quiet: bool = False,
     **load: Any,
@@ -98,24 +101,16 @@ def causal(
     return Result("causal", seed, settings, rows, facts).saved(index)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Effects:
     """What switching a cell off does to each prefix, in log-probabilities."""
 
     promised: Float[np.ndarray, " n"]
-    """of the value's top tokens together, before"""
+    """Of the value's top tokens together, before."""
     promise: Float[np.ndarray, " n"]
-    """their change"""
+    """Their change."""
     next: Float[np.ndarray, " n"]
-    """the change of the true next token; NaN at a sentence's end"""
-
-    def __repr__(self) -> str:
-        following = self.next[~np.isnan(self.next)]
-        means = [f"{x.mean():+.3g}" if len(x) else "-" for x in (self.promise, following)]
-        return f"Effects({len(self.promise)} prefixes, mean Δ log p: promise {means[0]}, next token {means[1]})"
-
-    def _repr_html_(self) -> str:
-        return escape(repr(self))
+    """The change of the true next token; NaN at a sentence's end."""
 
 
 @torch.inference_mode()
@@ -124,20 +119,20 @@ def effects(model: MemoryModel, cell: Cell, prefixes: list[Prefix], promised: li
     lengths = np.array([len(prefix.ids) + (bos is not None) for prefix in prefixes], np.int64)
     off = resolve(model, [Edit((cell,), Operation("=", 0.0))])
     before, after = np.full((2, len(prefixes), 2), np.nan)
-    step = max(1, CHUNK_ELEMENTS // model.vocabulary.size)
-    for batch in plan_batches(lengths, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])):
+    step = max(1, SCORES // model.vocabulary.size)
+    for batch in plan_batches(lengths, forward_tokens(model)):
         for rows in np.split(batch, range(step, len(batch), step)):
             some = [prefixes[row] for row in rows.tolist()]
             ids = torch.from_numpy(padded([prefix.ids for prefix in some], bos))
             at = torch.from_numpy(lengths[rows] - 1)
-            before[rows] = _judged(model, ids, at, some, promised)
+            before[rows] = _log_probs(model, ids, at, some, promised)
             with applying(model, off, Scope.parse("all")):
-                after[rows] = _judged(model, ids, at, some, promised)
+                after[rows] = _log_probs(model, ids, at, some, promised)
     change = after - before
     return Effects(before[:, 0], change[:, 0], change[:, 1])
 
 
-def _judged(
+def _log_probs(
     model: MemoryModel, ids: torch.Tensor, at: torch.Tensor, prefixes: list[Prefix], promised: list[int]
 ) -> Float[np.ndarray, "n 2"]:
     """The log-probability of the promised tokens together, and of the true next token."""
@@ -152,8 +147,9 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """A cell's rows; none where it never fires."""
     said = index[found.cell].value.top(min(tokens, model.vocabulary.size))
+    matched = [pair.matched for pair in found.pairs if pair.matched is not None]
     rows = []
-    for group, prefixes in both(found.pairs).items():
+    for group, prefixes in (("fires", [pair.fires for pair in found.pairs]), ("matched", matched)):
         if not prefixes:
             continue
         effect = effects(model, found.cell, prefixes, [one.id for one in said], bos)
@@ -225,20 +221,26 @@ def _notes(index: Index, found: list[Gathered], asked: int, quantile: float) -> 
     return notes
 
 
-def causal_lines(result: Result, width: int = 100) -> list[str]:
+def causal_lines(result: Result, width: int = WIDTH) -> list[str]:
     """A causal check for people, at most `width` characters a line."""
-    settings = result.settings
-    lines = [f"switched off on prefixes of {visible(settings['eval'])}; Δ log p with 95% intervals"]
-    for row in result.rows:
-        if row["group"] == "fires":
-            promise = " ".join(shown_token(token) for token in row["promise"])
-            lines += ["", f"{row['cell']}  promises {promise}"]
-            lines += [f"    {'':<9}{'n':>5}{'m':>9}{'p(promise)':>12}   {'Δ promise':<25} Δ next token"]
-        numbers = f"{row['n']:>5}{row['coefficient']:>9.3g}{row['promise_probability']:>12.2g}"
-        lines.append(f"    {row['group']:<9}{numbers}   {_interval(row, 'promise'):<25} {_interval(row, 'next')}")
-    notes = [f"note: {note}" for note in result.facts["notes"]]
-    lines += ["", *notes] if notes else []
-    return [beginning(line, width) for line in lines]
+    blocks: list[Block] = [
+        Text([f"switched off on prefixes of {visible(result.settings['eval'])}; Δ log p with 95% intervals"])
+    ]
+    numbers = [Column(name, width, right=True, gap=0) for name, width in (("n", 5), ("m", 9), ("p(promise)", 12))]
+    columns = [Column("", 9, gap=4), *numbers, Column("Δ promise", 25, gap=3), Column("Δ next token")]
+    for cell, rows in groupby(result.rows, lambda row: row["cell"]):
+        every = list(rows)
+        promise = " ".join(shown_token(token) for token in every[0]["promise"])
+        blocks.append(Table(columns, list(map(_told, every)), f"{cell}  promises {promise}"))
+    if notes := result.facts["notes"]:
+        blocks.append(Text([f"note: {note}" for note in notes]))
+    return text_lines(blocks, width)
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    """A row of the result as a row of the table that people see."""
+    numbers = [str(row["n"]), f"{row['coefficient']:.3g}", f"{row['promise_probability']:.2g}"]
+    return [row["group"], *numbers, _interval(row, "promise"), _interval(row, "next")]
 
 
 def _interval(row: dict[str, Any], name: str) -> str:
@@ -246,3 +248,19 @@ def _interval(row: dict[str, Any], name: str) -> str:
     if mean is None or np.isnan(mean):
         return "-"
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def bootstrap(values: Float[np.ndarray, " n"], chance: np.random.Generator) -> tuple[float, float]:
+    """The 95% interval of the mean of independent values: from the means of resamples; NaN of nothing.
+
+    >>> bootstrap(np.full(5, -0.5), np.random.default_rng(0))
+    (-0.5, -0.5)
+    """
+    if not len(values):
+        return float("nan"), float("nan")
+    step = max(1, DRAWN_AT_A_TIME // len(values))
+    means = [
+        values[chance.integers(0, len(values), (min(step, MEANS - begin), len(values)))].mean(1)
+        for begin in range(0, MEANS, step)
+    ]
+    return interval(np.concatenate(means)) or (float("nan"), float("nan"))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ffmem.cells import Cell
 from ffmem.errors import FfmemError
-from ffmem.live.comparison_pages import comparison_lines, comparison_page, mean_and_spread
-from ffmem.live.control import Control, draw_controls
+from ffmem.live.blocks import WIDTH, Block, Column, Shown, Table, Text
+from ffmem.live.control import draw_controls
 from ffmem.live.edits import Edit, parse_edits, resolve, statistics_for
 from ffmem.live.intervene import applying
 from ffmem.live.scope import Scope
@@ -22,49 +24,74 @@ from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import greedy, log_probs_at, prompt_ids, token_id, token_texts
 from ffmem.run.reader import Index
-from ffmem.text import visible
+from ffmem.text import ending, shown_token, visible
 
 UNLIKE = 0.2
 """How far the controls' mean size may be from the edit's, relative to it, before a verdict says so."""
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A token's log-probability in the model as it is and edited, and its change under each control."""
+class TopToken:
+    """One of the likeliest tokens."""
 
     token: str
     id: int
-    baseline: float
-    edited: float
-    controls: list[float]
-
-    @property
-    def change(self) -> float:
-        return self.edited - self.baseline
-
-    def as_dict(self) -> dict[str, Any]:
-        numbers = {"baseline_log_prob": self.baseline, "edited_log_prob": self.edited, "change": self.change}
-        mean, spread = mean_and_spread(self.controls)
-        return {"token": self.token, "id": self.id} | numbers | {"control_mean": mean, "control_spread": spread}
+    log_prob: float
+    probability: float
 
 
 @dataclass(frozen=True)
 class Side:
     """One of the two models: its top predictions, most likely first, and what it generates."""
 
-    top: list[tuple[str, int, float]]
-    """Token, id and log-probability."""
+    top: list[TopToken]
     generated: list[int]
+    """Token ids."""
     text: str
     """What it generates, as text."""
 
-    def as_dict(self) -> dict[str, Any]:
-        top = [{"token": t, "id": id, "log_prob": p, "probability": float(np.exp(p))} for t, id, p in self.top]
-        return {"top": top, "generated": self.generated, "text": self.text}
+
+@dataclass(frozen=True)
+class TokenChange:
+    """A token's log-probability in the model as it is and edited, and how the controls change it."""
+
+    token: str
+    id: int
+    baseline_log_prob: float
+    edited_log_prob: float
+    change: float
+    control_mean: float | None
+    """The mean change under the controls; None without any."""
+    control_spread: float | None
+    """Their standard deviation (n-1); None for fewer than two."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The same edits on other cells, and what they do to the prediction."""
+
+    cells: list[Cell]
+    size: float
+    """|Δm|·‖v‖ (see `Comparison.size`)."""
+    kl: float
+
+
+@dataclass(frozen=True)
+class Controls:
+    """All controls of a comparison, and how many were asked for."""
+
+    asked: int
+    seed: int
+    kl_mean: float | None
+    kl_spread: float | None
+    size_mean: float | None
+    smaller_kl: int
+    """How many of them have a smaller KL divergence than the edit."""
+    each: list[Control]
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Shown):
     """Baseline and edited, side by side. All logarithms are natural; the KL divergence is KL(baseline‖edited), in nats."""
 
     model: str
@@ -81,81 +108,73 @@ class Comparison:
     """Its text."""
     baseline: Side
     edited: Side
-    shifts: list[Shift]
+    tokens_compared: list[TokenChange]
     """The chosen tokens, then all others of both top lists."""
     kl: float
     size: float
-    """|Δm|·‖v‖ of the edit (see `Control.size`)."""
-    controls: list[Control]
-    control_kl: list[float]
-    control_asked: int
-    seed: int
+    """|Δm|·‖v‖ of the edit: how far it moves what a cell adds to the stream, as a mean over its cells and over the edited
+    tokens that reach the prediction."""
+    control: Controls
+    verdict: str
+    """The edit's KL divergence beside the controls', in words."""
 
     @property
     def larger_than(self) -> int:
         """How many controls have a smaller KL divergence."""
-        return sum(kl < self.kl for kl in self.control_kl)
-
-    @property
-    def verdict(self) -> str:
-        """The edit's KL divergence beside the controls', in words."""
-        if not self.kl:
-            return "nothing that this prediction depends on is changed"
-        if not self.controls:
-            return "no controls" if not self.control_asked else "no controls: the layer has no other cells to draw"
-        count = len(self.controls)
-        few = "" if count == self.control_asked else f" ({self.control_asked} asked, the layer has too few other cells)"
-        share = sum(control.size for control in self.controls) / count / self.size if self.size else 1.0
-        # A layer's largest cell has none of its size: then a larger effect says less.
-        other = "" if abs(share - 1) <= UNLIKE else f", whose size is {share:.0%} of the edit's"
-        return f"larger than {self.larger_than} of {count} controls{few}{other}"
+        return self.control.smaller_kl
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what `ffmem intervene --json` prints."""
-        mean, spread = mean_and_spread(self.control_kl)
-        each = [
-            {"cells": [str(cell) for cell in control.cells], "size": control.size, "kl": kl}
-            for control, kl in zip(self.controls, self.control_kl, strict=True)
+        """For JSON: what `ffmem compare --json` prints."""
+        return super().as_dict() | {"edits": [str(edit) for edit in self.edits], "at": str(self.at)}
+
+    def blocks(self) -> list[Block]:
+        """What was asked, both models' predictions, how tokens fare, how large the change is, what both generate."""
+        scope = {"all": "all positions", "generated": "generated tokens only"}.get(str(self.at), f"the prompt's {self.at}")
+        edits = "  ".join(edit.shown for edit in self.edits)
+        found: list[Block] = [
+            Text([f"prompt    {ending(visible(self.prompt), WIDTH - 10)}", f"edits     {edits}  at {scope}"]),
+            self._top_table(),
+            self._change_table(),
+            Text(self._effect()),
         ]
-        return {
-            "model": self.model,
-            "prompt": self.prompt,
-            "tokens": self.tokens,
-            "bos": self.bos,
-            "edits": [str(edit) for edit in self.edits],
-            "at": str(self.at),
-            "position": self.position,
-            "behind": self.behind,
-            "baseline": self.baseline.as_dict(),
-            "edited": self.edited.as_dict(),
-            "tokens_compared": [shift.as_dict() for shift in self.shifts],
-            "kl": self.kl,
-            "size": self.size,
-            "control": {
-                "asked": self.control_asked,
-                "seed": self.seed,
-                "kl_mean": mean,
-                "kl_spread": spread,
-                "size_mean": mean_and_spread([control.size for control in self.controls])[0],
-                "smaller_kl": self.larger_than,
-                "each": each,
-            },
-            "verdict": self.verdict,
-        }
+        if self.baseline.generated or self.edited.generated:
+            sides = (("baseline", self.baseline), ("edited", self.edited))
+            found.append(Text([f"{name:<8}  … {visible(side.text)}" for name, side in sides]))
+        return found
 
-    def lines(self, width: int = 100) -> list[str]:
-        """For people, at most `width` characters a line."""
-        return comparison_lines(self, width)
+    def _top_table(self) -> Table:
+        columns = [Column("", 3, right=True, gap=0)]
+        for name, gap in (("baseline", 1), ("edited", 2)):
+            columns += [Column(name, 20, gap=gap), Column("", 7, right=True)]
+        rows = [
+            [str(rank), *(text for one in both for text in (shown_token(one.token), f"{one.probability:.2%}"))]
+            for rank, both in enumerate(zip(self.baseline.top, self.edited.top, strict=True), 1)
+        ]
+        return Table(columns, rows, f"next token behind {shown_token(self.behind)}, position {self.position}")
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
+    def _change_table(self) -> Table:
+        numbers = [Column(name, 8, right=True) for name in ("baseline", "edited", "Δ log p")]
+        beside = [Column("of controls", gap=3)] if self.control.each else []
+        rows = []
+        for one in self.tokens_compared:
+            row = [shown_token(one.token), f"{exp(one.baseline_log_prob):.2%}", f"{exp(one.edited_log_prob):.2%}"]
+            controls = [_told((one.control_mean, one.control_spread), "+.3f")] if beside else []
+            rows.append([*row, f"{one.change:+.3f}", *controls])
+        return Table([Column("token", 20, gap=4), *numbers, *beside], rows)
+
+    def _effect(self) -> list[str]:
+        """How large the change is, beside the controls'."""
+        control = self.control
+        lines = [f"KL(baseline‖edited) {self.kl:.4g}: {self.verdict}"]
+        if control.each:
+            kl, sizes = (control.kl_mean, control.kl_spread), mean_and_spread([one.size for one in control.each])
+            lines.append(f"controls  KL {_told(kl, '.3g')}, the same edit on random cells of the same layer")
+            lines.append(f"          size |Δm|·‖v‖ {_told(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}")
+        return lines
 
     def __repr__(self) -> str:
         edits = "  ".join(edit.shown for edit in self.edits)
         return f"Comparison({edits} in {visible(self.model)}: KL {self.kl:.3g}, {self.verdict})"
-
-    def _repr_html_(self) -> str:
-        return comparison_page(self)
 
 
 def compare(
@@ -192,7 +211,7 @@ def compare(
     ids = prompt_ids(loaded, prompt, bos=put, room=max(generate, int(later)))
     chosen = [token_id(loaded, token) for token in tokens]
     first = [loaded.bos] if put and loaded.bos is not None else []
-    place = Scope.parse(position).tokens(len(ids))[0]
+    (place,) = Scope.parse(position).tokens(len(ids))
     if later and place != len(ids) - 1:
         raise FfmemError(f"expected position -1 where only generated tokens are edited, found {position}")
     fed, here = ids, scope
@@ -203,31 +222,32 @@ def compare(
     touched = here.tokens(len(fed))
     if touched[0] > place:
         raise FfmemError(f"expected a position from {touched[0]} on, where the edits begin, found {position}")
-    row, column = torch.tensor([[*first, *fed]]), torch.tensor([len(first) + place])
+    row, column = torch.tensor([[*first, *fed]]), len(first) + place
 
-    def under(others: list[Edit]) -> Float[Tensor, " vocab"]:
+    def log_probs(others: list[Edit]) -> Float[Tensor, " vocab"]:
         with applying(loaded, resolve(loaded, others, index), here):
             # Summing to 1 in float64: what rounding leaves would be seen in a small divergence.
-            return log_probs_at(loaded, row, column)[0].double().log_softmax(0)
+            return log_probs_at(loaded, row, torch.tensor([column]))[0].double().log_softmax(0)
 
-    before, after = under([]), under(parsed)
+    before, after = log_probs([]), log_probs(parsed)
     columns = [len(first) + token for token in touched if token <= place]
-    drawn = draw_controls(loaded, parsed, row, columns, int(column), count=control, seed=seed, run=index)
-    beside = [under(one.edits) for one in drawn.found]
-    tops = [scores.topk(min(top, len(scores))) for scores in (before, after)]
-    followed = list(dict.fromkeys([*chosen, *(id for found in tops for id in found.indices.tolist())]))
-    texts = dict(zip(followed, token_texts(loaded, followed), strict=True))
+    size, drawn = draw_controls(loaded, parsed, row, columns, column, count=control, seed=seed, run=index)
+    beside = [log_probs(others) for others, _ in drawn]
+    kl = divergence(before, after)
+    controls = [
+        Control(list(dict.fromkeys(cell for edit in others for cell in edit.cells)), own, divergence(before, scores))
+        for (others, own), scores in zip(drawn, beside, strict=True)
+    ]
+    effects = _controls(kl, controls, control, seed)
+    tops = [_top_tokens(loaded, scores, top) for scores in (before, after)]
+    followed = list(dict.fromkeys([*chosen, *(one.id for found in tops for one in found)]))
     plain = greedy(loaded, [*first, *ids], generate)
     with applying(loaded, changes, scope):
         new = greedy(loaded, [*first, *ids], generate)
-    sides = [
-        Side(
-            [(texts[id], id, score) for score, id in zip(found.values.tolist(), found.indices.tolist(), strict=True)],
-            generated,
-            loaded.tokenizer.decode(generated, skip_special_tokens=True) if generated else "",
-        )
-        for found, generated in zip(tops, (plain, new), strict=True)
-    ]
+    baseline, edited = (
+        Side(found, ids, loaded.tokenizer.decode(ids, skip_special_tokens=True) if ids else "")
+        for found, ids in zip(tops, (plain, new), strict=True)
+    )
     return Comparison(
         model=loaded.name,
         prompt=prompt,
@@ -237,27 +257,69 @@ def compare(
         at=scope,
         position=place,
         behind=token_texts(loaded, [fed[place]])[0],
-        baseline=sides[0],
-        edited=sides[1],
-        shifts=_shifts(texts, before, after, beside),
-        kl=divergence(before, after),
-        size=drawn.size,
-        controls=drawn.found,
-        control_kl=[divergence(before, other) for other in beside],
-        control_asked=control,
-        seed=seed,
+        baseline=baseline,
+        edited=edited,
+        tokens_compared=[
+            _token_change(id, text, before, after, beside)
+            for id, text in zip(followed, token_texts(loaded, followed), strict=True)
+        ],
+        kl=kl,
+        size=size,
+        control=effects,
+        verdict=_verdict(kl, size, effects),
     )
 
 
-def _shifts(texts: dict[int, str], before: Tensor, after: Tensor, beside: list[Tensor]) -> list[Shift]:
-    """How each of these tokens fares."""
-    return [
-        Shift(text, id, float(before[id]), float(after[id]), [float(other[id] - before[id]) for other in beside])
-        for id, text in texts.items()
-    ]
+def _top_tokens(model: MemoryModel, log_probs: Float[Tensor, " vocab"], count: int) -> list[TopToken]:
+    found = log_probs.topk(min(count, len(log_probs)))
+    ids = found.indices.tolist()
+    columns = zip(token_texts(model, ids), ids, found.values.tolist(), strict=True)
+    return [TopToken(text, id, log_prob, exp(log_prob)) for text, id, log_prob in columns]
+
+
+def _token_change(id: int, text: str, before: Tensor, after: Tensor, beside: list[Tensor]) -> TokenChange:
+    """How a token fares under the edit and under the controls."""
+    baseline, edited = float(before[id]), float(after[id])
+    controls = mean_and_spread([float(other[id]) - baseline for other in beside])
+    return TokenChange(text, id, baseline, edited, edited - baseline, *controls)
+
+
+def _controls(kl: float, each: list[Control], asked: int, seed: int) -> Controls:
+    """The controls together, beside an edit that has this KL divergence."""
+    size_mean, _ = mean_and_spread([one.size for one in each])
+    smaller = sum(one.kl < kl for one in each)
+    return Controls(asked, seed, *mean_and_spread([one.kl for one in each]), size_mean, smaller, each)
+
+
+def _verdict(kl: float, size: float, control: Controls) -> str:
+    """The edit's KL divergence beside the controls', in words."""
+    if not kl:
+        return "nothing that this prediction depends on is changed"
+    count = len(control.each)
+    if control.size_mean is None:
+        return "no controls" if not control.asked else "no controls: the layer has no other cells to draw"
+    few = "" if count == control.asked else f" ({control.asked} asked, the layer has too few other cells)"
+    share = control.size_mean / size if size else 1.0
+    # A layer's largest cell has none of its size: then a larger effect says less.
+    other = "" if abs(share - 1) <= UNLIKE else f", whose size is {share:.0%} of the edit's"
+    return f"larger than {control.smaller_kl} of {count} controls{few}{other}"
 
 
 def divergence(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> float:
     """KL(p‖q) of two distributions given as log-probabilities, in nats; rounding leaves nothing below 0."""
     terms = torch.where(p > -torch.inf, p.exp() * (p - q), torch.zeros_like(p))
     return max(0.0, float(terms.sum()))
+
+
+def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
+    """The mean and the standard deviation (n-1), each None where there are too few.
+
+    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([1.0])
+    ((2.0, 1.4142135623730951), (1.0, None))
+    """
+    return fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+
+
+def _told(numbers: tuple[float | None, float | None], form: str) -> str:
+    mean, spread = numbers
+    return f"{mean:{form}}" + ("" if spread is None else f" ± {spread:{form.lstrip('+')}}")

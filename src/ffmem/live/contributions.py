@@ -8,49 +8,115 @@ has two scores a rare word, each of which is such a sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ffmem.errors import FfmemError
-from ffmem.live.capture import Flow
-from ffmem.live.frozen import Frozen
+from ffmem.cells import Cell
+from ffmem.errors import FfmemError, ModelError
 from ffmem.model.memories import MemoryModel
 from ffmem.model.vocabulary import Readout
 
 Of = Literal["output", "layer"]
-Visit = Callable[[int, Tensor], None]
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+"""Relative error that a frozen norm may have against what the norm itself gave."""
+HALF_TOLERANCE = 5e-2
+"""The same in bfloat16 and float16."""
 
 
 @dataclass(frozen=True)
-class Largest:
-    """Some cells of a layer, by their parts of the summed scores."""
+class Flow:
+    """What flows through one layer at n positions. Without norms on the way, carried is before, joined is r, after is o."""
 
-    index: Int[Tensor, "n c"]
-    coefficient: Float[Tensor, "n c"]
-    parts: Float[Tensor, "k n c"]
+    before: Float[Tensor, "n d"]
+    """The stream as it enters the layer."""
+    carried: Float[Tensor, "n d"]
+    """What attention is added to."""
+    joined: Float[Tensor, "n d"]
+    """Carried plus attention."""
+    r: Float[Tensor, "n d"]
+    m: Float[Tensor, "n cells"]
+    product: Float[Tensor, "n d"]
+    """The value matrix's own output, m·V and the value bias, before any norm behind it."""
+    y: Float[Tensor, "n d"]
+    o: Float[Tensor, "n d"]
+    """The sum r + y."""
+    after: Float[Tensor, "n d"]
+    """The stream as it leaves the layer."""
+
+    def at(self, rows: Int[Tensor, " rows"]) -> Flow:
+        """The same tensors at some of the positions."""
+        return Flow(**{part.name: getattr(self, part.name)[rows.to(self.r.device)] for part in fields(self)})
+
+
+@torch.inference_mode()
+def capture(model: MemoryModel, ids: Int[Tensor, "1 pos"], columns: Int[Tensor, " n"]) -> list[Flow]:
+    """Run one forward and keep a flow a layer at these columns of the ids. The vocabulary projection is not computed."""
+    family = model.family
+    spots = {
+        "before": "block.in",
+        "carried": family.carried,
+        "joined": family.joined or family.r,
+        "r": family.r,
+        "m": f"{family.value}.in",
+        "product": f"{family.value}.out",
+        "y": family.y,
+        "o": family.o,
+        "after": "block.out",
+    }
+
+    def pick(tensor: Tensor) -> Tensor:
+        return tensor[0, columns.to(tensor.device)]
+
+    def forward(ids: Tensor) -> None:
+        model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
+
+    found, _ = model.record_spots(ids, spots, pick, forward)
+    return [Flow(**{name: tensors[layer] for name, tensors in found.items()}) for layer in range(model.layers)]
+
+
+@dataclass(frozen=True)
+class CellContribution:
+    """One cell at one position: its coefficient, and its part of each score."""
+
+    cell: Cell
+    coefficient: float
+    parts: list[float]
+
+    @property
+    def total(self) -> float:
+        """Its part of all scores together."""
+        return sum(self.parts)
 
 
 @dataclass(frozen=True)
 class LayerParts:
     """What one layer gives to each of k scores at n positions."""
 
+    m: Float[Tensor, "n cells"]
+    """The coefficients."""
     before: Float[Tensor, "k n"]
     """What the stream brings that enters the layer."""
     attention: Float[Tensor, "k n"]
-    cells: Float[Tensor, "k n"]
-    """All cells together."""
+    cells: Float[Tensor, "k n cells"]
+    """Each cell's part."""
     value_bias: Float[Tensor, "k n"]
     norm_bias: Float[Tensor, "k n"]
     """Of the norms inside the block that stand on the stream's way; with `of="layer"` of the final norm too."""
-    score: Float[Tensor, "k n"] | None
+    score: Float[Tensor, "k n"] | None = None
     """With `of="layer"`, the score that the layer's own output gets: all of the above and the unembedding bias."""
-    promoting: Largest
-    suppressing: Largest
+
+    @property
+    def added(self) -> Float[Tensor, "k n"]:
+        """What the layer itself adds: attention, all cells, and the value bias."""
+        return self.attention + self.cells.sum(-1) + self.value_bias
+
+    def to(self, device: torch.device) -> LayerParts:
+        """The same on one device, wherever the layer is."""
+        return replace(self, **{name: one.to(device) for name, one in vars(self).items() if one is not None})
 
 
 @dataclass(frozen=True)
@@ -68,55 +134,59 @@ class Contributions:
 
     @property
     def embedding(self) -> Float[Tensor, "k n"]:
+        """What the embedding gives: the stream before the first layer."""
         return self.layers[0].before
 
     @property
     def total(self) -> Float[Tensor, "k n"]:
         """The sum of all parts, for `of="output"`."""
-        added = torch.stack([parts.attention + parts.cells + parts.value_bias for parts in self.layers]).sum(0)
+        added = torch.stack([parts.added for parts in self.layers]).sum(0)
         return self.embedding + added + self.norm_bias + self.unembedding_bias
+
+    def of_cells(self, layer: int, row: int, cells: Int[Tensor, " c"]) -> list[CellContribution]:
+        """The parts of some cells of a layer (from 1) at one of the positions."""
+        parts = self.layers[layer - 1]
+        columns = zip(cells.tolist(), parts.m[row, cells].tolist(), parts.cells[:, row, cells].T.tolist(), strict=True)
+        return [CellContribution(Cell(layer, index), m, scores) for index, m, scores in columns]
+
+    def largest(self, layer: int, row: int, count: int, *, sign: int) -> list[CellContribution]:
+        """The cells of a layer that promote the token most (`sign` 1) or suppress it most (-1), at most `count` of them."""
+        total = sign * self.layers[layer - 1].cells[:, row].sum(0)
+        order = total.topk(min(count, len(total))).indices
+        return self.of_cells(layer, row, order[total[order] > 0])
 
 
 def check_of(of: str) -> None:
+    """An error where `of` is neither `output` nor `layer`."""
     if of not in get_args(Of):
         raise FfmemError(f"expected of {' or '.join(get_args(Of))}, found {of!r}")
 
 
 @torch.inference_mode()
-def contributions(
-    model: MemoryModel,
-    flows: list[Flow],
-    token: Int[Tensor, " n"],
-    *,
-    cells: int = 10,
-    of: str = "output",
-    visit: Visit | None = None,
-) -> Contributions:
+def contributions(model: MemoryModel, flows: list[Flow], token: Int[Tensor, " n"], *, of: str = "output") -> Contributions:
     """The parts of each position's token: of its final logit, or of the logit that each layer's own output gives it.
 
-    `visit` is given every layer (the last one first) and the parts of all its cells, which are not kept.
+    All cells' parts are held in float32, so ask for some positions at a time where there are many.
     """
     check_of(of)
     readouts = model.vocabulary.readouts(token)
-    g, constant, score = _closing(model, readouts, flows[-1].after)
+    g, constant, score = _output_readout(model, readouts, flows[-1].after)
     layers: list[LayerParts] = []
     for layer in range(model.layers, 0, -1):
         flow = flows[layer - 1]
         if of == "layer":
-            g, behind, own = _closing(model, readouts, flow.after)
-            parts, all_cells, _ = _layer(model, layer, flow, g, cells)
+            g, behind, own = _output_readout(model, readouts, flow.after)
+            parts, _ = _layer_parts(model, layer, flow, g)
             parts = replace(parts, norm_bias=parts.norm_bias + behind.to(parts.norm_bias.device), score=own)
         else:
-            parts, all_cells, g = _layer(model, layer, flow, g, cells)
+            parts, g = _layer_parts(model, layer, flow, g)
             constant = constant.to(g.device) + parts.norm_bias
-        if visit is not None:
-            visit(layer, all_cells)
-        layers.insert(0, _moved(parts, score.device))
+        layers.insert(0, parts.to(score.device))
     bias = torch.stack([readout.bias for readout in readouts]).to(score.device)
     return Contributions(tuple(readout.name for readout in readouts), layers, constant.to(score.device), bias, score)
 
 
-def _closing(
+def _output_readout(
     model: MemoryModel, readouts: tuple[Readout, ...], h: Float[Tensor, "n d"]
 ) -> tuple[Float[Tensor, "k n d"], Float[Tensor, "k n"], Float[Tensor, "k n"]]:
     """What reads the scores off a block's output, the final norm frozen; that norm's bias in them; and the scores."""
@@ -127,72 +197,41 @@ def _closing(
     if vocabulary.norm is None:
         return g, torch.zeros_like(bias), (g * h.float()).sum(-1) + bias
     normed = vocabulary.norm(h)
-    frozen = Frozen.of(vocabulary.norm, h, normed, "the final norm")
+    frozen = FrozenNorm.of(vocabulary.norm, h, normed, "the final norm")
     return frozen.pulled(g), frozen.constant(g), (g * normed.float()).sum(-1) + bias
 
 
-def _layer(
-    model: MemoryModel, layer: int, flow: Flow, g: Float[Tensor, "k n d"], count: int
-) -> tuple[LayerParts, Float[Tensor, "k n cells"], Float[Tensor, "k n d"]]:
-    """A layer's parts, given what reads its output; all its cells' parts; and what reads its input."""
+def _layer_parts(
+    model: MemoryModel, layer: int, flow: Flow, g: Float[Tensor, "k n d"]
+) -> tuple[LayerParts, Float[Tensor, "k n d"]]:
+    """A layer's parts, given what reads the scores off its output; and what reads them off its input."""
     family, block = model.family, model.blocks[layer - 1]
     g = g.to(flow.after.device)
     constant = torch.zeros_like(g[..., 0])
 
-    def through(spot: str, x: Tensor, out: Tensor) -> None:
-        """Past the norm at a spot on the stream's own way."""
+    def pull_through(spot: str, x: Tensor, out: Tensor) -> None:
+        """Move the readout to before the norm at a spot on the stream's own way."""
         nonlocal g, constant
-        frozen = Frozen.of(_module(block, spot), x, out, f"{spot} of layer {layer}")
+        norm = block.get_submodule(spot.rsplit(".", 1)[0])
+        frozen = FrozenNorm.of(norm, x, out, f"{spot} of layer {layer}")
         constant, g = constant + frozen.constant(g), frozen.pulled(g)
 
     if family.o != "block.out":
-        through(family.o, flow.o, flow.after)
+        pull_through(family.o, flow.o, flow.after)
     inner = g
     if not torch.equal(flow.product, flow.y):
-        frozen = Frozen.of(_norm_behind(model, layer), flow.product, flow.y, f"{family.y} of layer {layer}")
+        frozen = FrozenNorm.of(_norm_behind(model, layer), flow.product, flow.y, f"{family.y} of layer {layer}")
         constant, inner = constant + frozen.constant(g), frozen.pulled(g)
-    m, bias = flow.m.float(), model.value_bias(layer)
-    parts = m * (inner @ model.values(layer).T.to(inner))
+    bias = model.value_bias(layer)
+    cells = flow.m.float() * (inner @ model.values(layer).T.to(inner))
     value_bias = torch.zeros_like(constant) if bias is None else inner @ bias.to(inner)
     if family.joined is not None:
-        through(family.joined, flow.joined, flow.r)
+        pull_through(family.joined, flow.joined, flow.r)
     attention = (g * (flow.joined.float() - flow.carried.float())).sum(-1)
     if family.carried != "block.in":
-        through(family.carried, flow.before, flow.carried)
-    found = LayerParts(
-        before=(g * flow.before.float()).sum(-1),
-        attention=attention,
-        cells=parts.sum(-1),
-        value_bias=value_bias,
-        norm_bias=constant,
-        score=None,
-        promoting=_largest(m, parts, count, 1),
-        suppressing=_largest(m, parts, count, -1),
-    )
-    return found, parts, g
-
-
-def _largest(m: Float[Tensor, "n cells"], parts: Float[Tensor, "k n cells"], count: int, sign: int) -> Largest:
-    """The cells with the largest parts (`sign` 1) or the most negative ones (-1) of all scores together."""
-    order = (sign * parts.sum(0)).topk(min(count, m.shape[1]), dim=1).indices
-    return Largest(order, m.gather(1, order), parts.gather(2, order.expand(len(parts), -1, -1)))
-
-
-def _moved(parts: LayerParts, device: torch.device) -> LayerParts:
-    """On one device, wherever the layer is."""
-    if parts.before.device == device:
-        return parts
-
-    def moved(value: object) -> object:
-        if isinstance(value, Largest):
-            return Largest(**{name: one.to(device) for name, one in vars(value).items()})
-        return value.to(device) if isinstance(value, Tensor) else value
-
-    return LayerParts(**{name: moved(value) for name, value in vars(parts).items()})  # type: ignore[arg-type]
-
-
-def _module(block: nn.Module, spot: str) -> nn.Module:
-    return block.get_submodule(spot.rsplit(".", 1)[0])
+        pull_through(family.carried, flow.before, flow.carried)
+    before = (g * flow.before.float()).sum(-1)
+    return LayerParts(flow.m, before, attention, cells, value_bias, norm_bias=constant), g
 
 
 def _norm_behind(model: MemoryModel, layer: int) -> nn.Module | None:
@@ -214,3 +253,60 @@ def frozen_norms(model: MemoryModel) -> tuple[str, ...]:
     if _norm_behind(model, 1) is not None:
         found.append("the norms behind the FFN")
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """x -> scale · (x - its mean, where centred) + bias, a scale for each of n positions; it may also be a plain factor."""
+
+    scale: Float[Tensor, "n d"]
+    centred: bool
+    bias: Float[Tensor, " d"]
+
+    @classmethod
+    def of(cls, norm: nn.Module | None, x: Float[Tensor, "n d"], out: Float[Tensor, "n d"], what: str) -> FrozenNorm:
+        """What `norm` did when it made `out` of `x`; without a norm, `out` may be `x` times a number.
+
+        The norm is asked and not read, so that neither its class nor how it writes its weight matters: zeros give its
+        bias, a vector of mean zero its weight, ones tell whether it centres. Its scale is then fitted to `out`, and a
+        module that is no norm at all does not fit.
+        """
+        kind, x, out = out.dtype, x.float(), out.float()
+        d = x.shape[1]
+        weight, bias, centred = torch.ones_like(x[0]), torch.zeros_like(x[0]), False
+        if norm is not None:
+            flat, probe = torch.ones_like(x[0]), _balanced(d).to(x)
+            zeros, ones, made = norm(torch.stack([0 * flat, 16 * flat, 16 * probe]).to(kind)).float()
+            weight, bias = (made - zeros) / probe, zeros
+            centred = bool(torch.linalg.vector_norm(ones - bias) < 0.5 * torch.linalg.vector_norm(weight))
+        shaped = weight * (x - x.mean(1, keepdim=True) if centred else x)
+        wanted = out - bias
+        fitted = (shaped * wanted).sum(1) / shaped.square().sum(1).clamp_min(torch.finfo(torch.float32).tiny)
+        error = torch.linalg.vector_norm(fitted[:, None] * shaped - wanted, dim=1)
+        bound = TOLERANCE.get(kind, HALF_TOLERANCE) * torch.linalg.vector_norm(out, dim=1)
+        if not bool((error <= bound).all()):
+            kinds = "a norm that scales its input" if norm is not None else "the FFN's own output times a number"
+            raise ModelError(f"expected {kinds} at {what}, found something else: contributions cannot be told apart")
+        return cls(fitted[:, None] * weight, centred, bias)
+
+    def pulled(self, g: Float[Tensor, "k n d"]) -> Float[Tensor, "k n d"]:
+        """Readouts of what comes out as readouts of what goes in."""
+        g = g * self.scale
+        return g - g.mean(-1, keepdim=True) if self.centred else g
+
+    def constant(self, g: Float[Tensor, "k n d"]) -> Float[Tensor, "k n"]:
+        """What the bias alone gives to each readout."""
+        return g @ self.bias
+
+
+def _balanced(d: int) -> Float[Tensor, " d"]:
+    """A vector of mean zero without a zero in it.
+
+    >>> _balanced(5).tolist()
+    [1.0, -1.0, 1.0, 1.0, -2.0]
+    """
+    found = torch.ones(d)
+    found[1::2] = -1
+    if d % 2:
+        found[-3:] = torch.tensor([1.0, 1.0, -2.0])
+    return found

@@ -1,8 +1,8 @@
-"""Matched prefixes: where a cell fires in a text, and like places where it does not."""
+"""Matched prefixes: prefixes of a text on which a cell fires, and like ones on which it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ffmem.cells import Cell
 from ffmem.corpus.plan import Batch, Corpus, Shard
-from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
+
+FORWARD_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Tokens of a forward, by kind of device."""
 
 
 @dataclass(frozen=True)
@@ -56,55 +58,54 @@ class Gathered:
     def pairs(self) -> list[Pair]:
         return [pair for _, pair in self._held]
 
-    def add(self, places: _Places, coefficients: Float[np.ndarray, " n"]) -> None:
+    def add(self, read: _Prefixes, coefficients: Float[np.ndarray, " n"]) -> None:
         """Take in a shard. Prefixes with the smallest random numbers stay, so each has the same chance."""
         fires = coefficients > self.threshold
-        found = [int(at) for at in np.flatnonzero(fires) if int(places.key[at]) not in self._seen]
-        self.repeated += int(places.count[fires].sum()) - len(found)
+        found = [int(at) for at in np.flatnonzero(fires) if int(read.key[at]) not in self._seen]
+        self.repeated += int(read.count[fires].sum()) - len(found)
         self.above += len(found)
-        self._seen.update(places.key[found].tolist())
+        self._seen.update(read.key[found].tolist())
         numbers = self.chance.random(len(found))
         bound = self._held[-1][0] if len(self._held) == self.limit else np.inf
         order = [at for at in np.argsort(numbers, kind="stable").tolist() if numbers[at] < bound][: self.limit]
         used = fires.copy()
         for at in order:
-            self._held.append((float(numbers[at]), self._pair(places, coefficients, found[at], used)))
+            self._held.append((float(numbers[at]), self._pair(read, coefficients, found[at], used)))
         self._held = sorted(self._held, key=lambda one: one[0])[: self.limit]
 
-    def _pair(self, places: _Places, coefficients: np.ndarray, at: int, used: Bool[np.ndarray, " n"]) -> Pair:
-        """The prefix at a place with the nearest in length that is not `used`: same last token if there is any."""
+    def _pair(self, read: _Prefixes, coefficients: np.ndarray, at: int, used: Bool[np.ndarray, " n"]) -> Pair:
+        """A prefix with the nearest in length that is not `used`: with the same last token if there is any."""
         free = np.flatnonzero(~used)
-        alike = free[places.token[free] == places.token[at]]
+        alike = free[read.token[free] == read.token[at]]
         same = len(alike) > 0
         pool = alike if same else free
         matched = None
         if len(pool):
-            apart = np.abs(places.position[pool] - places.position[at])
+            apart = np.abs(read.length[pool] - read.length[at])
             nearest = pool[apart == apart.min()]
             other = int(nearest[self.chance.integers(len(nearest))])
             used[other] = True
-            matched = places.prefix(other, float(coefficients[other]))
-        return Pair(places.prefix(at, float(coefficients[at])), matched, same)
+            matched = read.prefix(other, float(coefficients[other]))
+        return Pair(read.prefix(at, float(coefficients[at])), matched, same)
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Prefixes:
     """All different prefixes of a shard, an entry each."""
 
     shard: Shard
     sentence: Int[np.ndarray, " n"]
     """In the shard, from 0."""
-    position: Int[np.ndarray, " n"]
-    """The length of the prefix."""
+    length: Int[np.ndarray, " n"]
     token: Int[np.ndarray, " n"]
-    """Its last."""
+    """The last token of each."""
     key: Int[np.ndarray, " n"]
-    """Half of its hash."""
+    """Half of the hash of each."""
     count: Int[np.ndarray, " n"]
-    """How often it was read in the shard."""
+    """How often each was read in the shard."""
 
     def prefix(self, at: int, coefficient: float) -> Prefix:
-        ids, length = self.shard.sentences[int(self.sentence[at])].ids, int(self.position[at])
+        ids, length = self.shard.sentences[int(self.sentence[at])].ids, int(self.length[at])
         # A copy: a view would keep the whole shard.
         return Prefix(ids[:length].astype(np.int64), int(ids[length]) if length < len(ids) else None, coefficient)
 
@@ -131,16 +132,16 @@ def gather(
         for shard in corpus.shards_ahead():
             if not shard.sentences:
                 continue
-            places, read = _read(model, shard, cells, bos)
-            for one, coefficients in zip(found, read, strict=True):
-                one.add(places, coefficients)
+            prefixes, coefficients = _read(model, shard, cells, bos)
+            for one, own in zip(found, coefficients, strict=True):
+                one.add(prefixes, own)
             reporter.update(shard.fraction, f"{shard.after.tokens:,} tokens read")
     return found
 
 
 def _read(
     model: MemoryModel, shard: Shard, cells: Sequence[Cell], bos: int | None
-) -> tuple[_Places, list[Float[np.ndarray, " n"]]]:
+) -> tuple[_Prefixes, list[Float[np.ndarray, " n"]]]:
     """The different prefixes of a shard, and behind each the coefficient of every cell."""
     parts: list[list[np.ndarray]] = []
     read: dict[Cell, list[np.ndarray]] = {cell: [] for cell in cells}
@@ -153,17 +154,17 @@ def _read(
         for column, cell in enumerate(here):
             read[cell].append(picked[:, :, column][real])
 
-    size = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+    size = forward_tokens(model)
     with model.reading(visit, {cell.layer for cell in cells}) as forward:
         for batch in shard.batches(size, bos):
             start = batch.start
             real = np.arange(batch.keys.shape[1]) < batch.lengths[:, None]
             parts.append(_columns(batch, shard.first, real))
             forward(torch.from_numpy(batch.ids))
-    sentence, position, token, key = (np.concatenate(column) for column in zip(*parts, strict=True))
+    sentence, length, token, key = (np.concatenate(column) for column in zip(*parts, strict=True))
     key, first, count = np.unique(key, return_index=True, return_counts=True)
-    places = _Places(shard, sentence[first], position[first], token[first], key, count)
-    return places, [np.concatenate(read[cell])[first] for cell in cells]
+    prefixes = _Prefixes(shard, sentence[first], length[first], token[first], key, count)
+    return prefixes, [np.concatenate(read[cell])[first] for cell in cells]
 
 
 def _columns(batch: Batch, first: int, real: Bool[np.ndarray, "batch pos"]) -> list[np.ndarray]:
@@ -173,10 +174,6 @@ def _columns(batch: Batch, first: int, real: Bool[np.ndarray, "batch pos"]) -> l
     return [sentences[real], lengths[real], batch.ids[:, batch.start :][real], batch.keys[:, :, 0][real]]
 
 
-def both(pairs: Iterable[Pair]) -> dict[str, list[Prefix]]:
-    """The prefixes of each group."""
-    pairs = list(pairs)
-    return {
-        "fires": [pair.fires for pair in pairs],
-        "matched": [pair.matched for pair in pairs if pair.matched is not None],
-    }
+def forward_tokens(model: MemoryModel) -> int:
+    """How many tokens a forward of a model has here, padding included."""
+    return FORWARD_TOKENS.get(model.device.type, FORWARD_TOKENS["cpu"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ffmem.live.capture import Flow
-from ffmem.live.contributions import contributions
+from ffmem.live.contributions import CellContribution, Flow, contributions
 from ffmem.model.memories import MemoryModel
 from ffmem.model.vocabulary import Vocabulary
 
@@ -20,22 +20,12 @@ SLACK = 0.02
 
 
 @dataclass(frozen=True)
-class Vote:
-    """A cell and its parts of the true token's scores."""
-
-    cell: int
-    coefficient: float
-    parts: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Votes:
-    """The cells of one layer, at one position, for and against the true next token."""
+    """The cells of one layer, at one position, for and against the true next token; contributions are to that token."""
 
     layer: int
-    row: int
-    promised: tuple[Vote, ...]
-    suppressed: tuple[Vote, ...]
+    promised: list[CellContribution]
+    suppressed: list[CellContribution]
 
 
 @torch.inference_mode()
@@ -43,41 +33,32 @@ def outvoted(
     model: MemoryModel,
     flows: list[Flow],
     truth: Int[Tensor, " n"],
-    said: Int[Tensor, "layer n"],
+    said: Int[Tensor, "n layer"],
     *,
     cells: int,
     of: str,
-) -> list[Votes]:
-    """Every layer and position in which the layer's y (`said`) does not put the true token first and some cell does.
+) -> dict[int, list[Votes]]:
+    """By position, every layer whose y (`said`) does not put the true token first while some active cell's value does.
 
-    A truth of -1 is not known. The cells that promise and those that suppress are the first `cells` by contribution.
+    A truth of -1 is not known. Of the cells that promise and those that suppress, the first `cells` are given.
     """
-    chosen: dict[int, list[tuple[int, int]]] = {}
+    promising: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for layer, flow in enumerate(flows, 1):
-        rows = ((truth >= 0) & (said[layer - 1] != truth)).nonzero()[:, 0]
-        found = _promising(model, layer, flow, rows, truth[rows])
-        if found:
-            chosen[layer] = found
-    if not chosen:
-        return []
-    rows = torch.tensor(sorted({row for pairs in chosen.values() for row, _ in pairs}))
-    place = {row: at for at, row in enumerate(rows.tolist())}
-    votes: list[Votes] = []
-
-    def visit(layer: int, parts: Float[Tensor, "k n cells"]) -> None:
-        for row in sorted({row for row, _ in chosen.get(layer, [])}):
-            own, m = parts[:, place[row]], flows[layer - 1].m[row]
-            total = own.sum(0)
-            promised = sorted((cell for at, cell in chosen[layer] if at == row), key=lambda cell: -float(total[cell]))
-            lowest = total.topk(min(cells, len(total)), largest=False).indices.tolist()
-            sides = (promised[:cells], [cell for cell in lowest if total[cell] < 0])
-            for_it, against = (
-                tuple(Vote(cell, float(m[cell]), tuple(own[:, cell].tolist())) for cell in side) for side in sides
-            )
-            votes.append(Votes(layer, row, for_it, against))
-
-    contributions(model, [flow.at(rows.to(flow.m.device)) for flow in flows], truth[rows], cells=1, of=of, visit=visit)
-    return sorted(votes, key=lambda one: (one.row, one.layer))
+        rows = ((truth >= 0) & (said[:, layer - 1] != truth)).nonzero()[:, 0]
+        for row, cell in _promising(model, layer, flow, rows, truth[rows]):
+            promising[row][layer].append(cell)
+    if not promising:
+        return {}
+    rows = torch.tensor(sorted(promising))
+    parts = contributions(model, [flow.at(rows) for flow in flows], truth[rows], of=of)
+    found: dict[int, list[Votes]] = {}
+    for at, row in enumerate(rows.tolist()):
+        found[row] = []
+        for layer, indices in sorted(promising[row].items()):
+            promised = parts.of_cells(layer, at, torch.tensor(indices))
+            promised.sort(key=lambda one: (-one.total, one.cell))
+            found[row].append(Votes(layer, promised[:cells], parts.largest(layer, at, cells, sign=-1)))
+    return found
 
 
 def _promising(

@@ -1,187 +1,227 @@
-"""Places read off captured flows: predictions of every layer, contributions to a token, outvoted memories."""
+"""Reading a trace: from the tensors of a forward to the plain data of positions and of the grid."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ffmem.cells import Cell
-from ffmem.live.capture import Flow
-from ffmem.live.contributions import Contributions, Largest, contributions, frozen_norms
-from ffmem.live.grid import standing
-from ffmem.live.known import Known
-from ffmem.live.outvoted import Vote, Votes, outvoted
-from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place, Reading, Standing, amount, case_of
+from ffmem.cells import Cell, Sign, Trigger, sign_of
+from ffmem.live.contributions import CellContribution, Contributions, Flow, contributions, frozen_norms
+from ffmem.live.outvoted import outvoted
+from ffmem.live.position import (
+    CellPart,
+    GridTile,
+    LayerTrace,
+    LogitPart,
+    Outvoted,
+    PositionTrace,
+    Prediction,
+    TokenRank,
+    case_of,
+)
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import token_texts
-from ffmem.run.reader import TokenProbability
+from ffmem.run.reader import Index, TokenProbability
 
-PREDICTIONS = 5
-"""Tokens that are kept of what r, y and o say."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked about some positions of a prompt."""
-
-    positions: Sequence[int]
-    prefixes: Sequence[str]
-    truth: Int[Tensor, " n"]
-    """The token that follows each; -1 where none is known."""
-    target: int | None
-    cells: int
-    of: str
-
-
-class _Reader:
-    """The predictions of r, y and o of all layers at n positions: every vector is projected once a question."""
-
-    def __init__(self, model: MemoryModel, flows: list[Flow], target: int | None) -> None:
-        vocabulary = model.vocabulary
-        self.model, self.n = model, len(flows[0].r)
-        where = flows[-1].after.device
-        h = torch.cat(
-            [
-                vectors.to(where)
-                for layer, flow in enumerate(flows, 1)
-                for vectors in (model.closed(flow.r, layer), model.closed(flow.y, layer), flow.after)
-            ]
-        )
-        self.final = vocabulary.best(flows[-1].after, norm=True)[1]
-        self.wanted = self.final if target is None else torch.full_like(self.final, target)
-        judged = vocabulary.judge(h, self.final.repeat(3 * model.layers), norm=True)
-        self.first = self._shaped(judged.top)
-        self.final_standing = standing(judged.log_prob, judged.rank)
-        self.target_standing: list[Standing | None] = [None] * len(h)
-        if target is not None:
-            judged = vocabulary.judge(h, self.wanted.repeat(3 * model.layers), norm=True)
-            self.target_standing = [*standing(judged.log_prob, judged.rank)]
-        log_probs, ids = vocabulary.top(h, PREDICTIONS, norm=True)
-        self.top = [
-            list(zip(row, values, strict=True)) for row, values in zip(ids.tolist(), log_probs.exp().tolist(), strict=True)
-        ]
-        distinct = sorted({id for row in self.top for id, _ in row})
-        self.texts = dict(zip(distinct, token_texts(model, distinct), strict=True))
-
-    def _shaped(self, found: Tensor) -> Int[Tensor, "layer 3 n"]:
-        return found.reshape(self.model.layers, 3, self.n).cpu()
-
-    def reading(self, layer: int, which: int, row: int) -> Reading:
-        at = ((layer - 1) * 3 + which) * self.n + row
-        said = tuple(TokenProbability(self.texts[id], id, p) for id, p in self.top[at])
-        return Reading(said, self.final_standing[at], self.target_standing[at])
-
-    def case(self, layer: int, row: int) -> str:
-        return case_of(*self.first[layer - 1, :, row].tolist())
+SHOWN = 5
+"""Tokens that are kept of what r, y and o would say, and of what a value promotes."""
 
 
 @torch.inference_mode()
-def read_places(model: MemoryModel, flows: list[Flow], question: Question, known: Known) -> list[Place]:
-    """Every asked position in full; flows have a row for each of them."""
-    reader = _Reader(model, flows, question.target)
-    parts = contributions(model, flows, reader.wanted, cells=question.cells, of=question.of)
-    truth = question.truth
-    votes = outvoted(model, flows, truth, reader.first[:, 1], cells=question.cells, of=question.of)
-    judged = model.vocabulary.judge(flows[-1].after, reader.wanted, norm=True)
-    following = model.vocabulary.judge(flows[-1].after, truth.clamp(min=0), norm=True)
-    listed = [_listed(parts, row, question.cells) for row in range(reader.n)]
-    known.prepare((cell, m) for sides in listed for side in sides for cell, m, _ in side)
-    known.prepare(
-        (Cell(one.layer, vote.cell), vote.coefficient) for one in votes for vote in (*one.promised, *one.suppressed)
-    )
-    total = sum(model.cells)
-    places = []
-    for row in range(reader.n):
-        promoting, suppressing = (tuple(_cell(known, parts.scores, *one) for one in side) for side in listed[row])
-        layers = tuple(_layer(reader, parts, layer, row, (*promoting, *suppressing)) for layer in range(1, model.layers + 1))
-        error, whole = _error(parts, row, question.of), question.of == "output"
-        wanted, next_id = int(reader.wanted[row]), int(truth[row])
-        places.append(
-            Place(
-                position=question.positions[row],
-                prefix=question.prefixes[row],
-                next=None if next_id < 0 else _said(model, next_id, following.log_prob[row]),
-                final=_said(model, int(reader.final[row]), judged.top_log_prob[row]),
-                token=_said(model, wanted, judged.log_prob[row]),
+def read_positions(
+    model: MemoryModel,
+    flows: list[Flow],
+    ids: Sequence[int],
+    positions: Sequence[int],
+    *,
+    target: int | None,
+    cells: int,
+    of: str,
+    index: Index | None,
+) -> list[PositionTrace]:
+    """Some positions of a prompt (`ids`) in full; flows have a row for each of them."""
+    vocabulary, after = model.vocabulary, flows[-1].after
+    final = vocabulary.best(after, norm=True)[1]
+    wanted = final if target is None else torch.full_like(final, target)
+    following = [*ids[1:], -1 if target is None else target]
+    truth = torch.tensor([following[position] for position in positions])
+    predictions = _predictions(model, flows, final, target)
+    parts = contributions(model, flows, wanted, of=of)
+    said_by_y = torch.tensor([[y.top[0].id for _, y, _ in layers] for layers in predictions])
+    votes = outvoted(model, flows, truth, said_by_y, cells=cells, of=of)
+    listed = [[_largest(parts, row, cells, sign) for sign in (1, -1)] for row in range(len(positions))]
+    every = [one for both in listed for side in both for one in side]
+    every += [one for found in votes.values() for vote in found for one in (*vote.promised, *vote.suppressed)]
+    known = _known(model, index, {(one.cell, sign_of(one.coefficient)) for one in every})
+    judged = vocabulary.judge(after, wanted, norm=True)
+    predicted = _said(model, judged.top_log_prob, judged.top)
+    tokens = _said(model, judged.log_prob, wanted)
+    nexts = _said(model, vocabulary.judge(after, truth.clamp(min=0), norm=True).log_prob, truth.clamp(min=0))
+
+    def described(cells: Sequence[CellContribution]) -> tuple[CellPart, ...]:
+        return tuple(_cell_part(one, parts.scores, known) for one in cells)
+
+    found = []
+    for row, position in enumerate(positions):
+        promoting, suppressing = map(described, listed[row])
+        layers = _layers(parts, row, predictions[row], (*promoting, *suppressing))
+        whole = of == "output"
+        found.append(
+            PositionTrace(
+                position=position,
+                prefix=model.tokenizer.decode(list(ids[: position + 1])),
+                next=nexts[row] if truth[row] >= 0 else None,
+                final=predicted[row],
+                token=tokens[row],
                 rank=int(judged.rank[row]),
-                of=question.of,
+                of=of,
                 layers=layers,
-                embedding=_amount(parts.embedding, row, parts.scores) if whole else None,
-                norm_bias=_amount(parts.norm_bias, row, parts.scores) if whole else None,
-                unembedding_bias=_amount(parts.unembedding_bias, row, parts.scores),
-                logit=_amount(parts.score, row, parts.scores),
-                error=error,
+                embedding=_part(parts, parts.embedding, row) if whole else None,
+                norm_bias=_part(parts, parts.norm_bias, row) if whole else None,
+                unembedding_bias=_part(parts, parts.unembedding_bias, row),
+                logit=_part(parts, parts.score, row),
+                error=_error(parts, row, of),
                 promoting=promoting,
                 suppressing=suppressing,
-                rest=_summed([layer.rest for layer in layers]) if whole else None,
-                rest_cells=total - len(promoting) - len(suppressing),
+                rest=sum((layer.rest for layer in layers[1:]), layers[0].rest) if whole else None,
+                rest_cells=sum(model.cells) - len(promoting) - len(suppressing),
                 frozen=frozen_norms(model),
-                outvoted=tuple(_outvoted(known, reader, parts.scores, one) for one in votes if one.row == row),
+                outvoted=tuple(
+                    Outvoted(
+                        vote.layer,
+                        predictions[row][vote.layer - 1][1].top[0],
+                        described(vote.promised),
+                        described(vote.suppressed),
+                    )
+                    for vote in votes.get(row, [])
+                ),
             )
         )
-    return places
+    return found
 
 
-def _listed(parts: Contributions, row: int, count: int) -> list[list[tuple[Cell, float, list[float]]]]:
-    """The cells of all layers that promote most and suppress most at a position: (cell, coefficient, parts)."""
-    sides = []
-    for name, sign in (("promoting", 1), ("suppressing", -1)):
-        found = []
-        for layer, share in enumerate(parts.layers, 1):
-            side: Largest = getattr(share, name)
-            columns = zip(
-                side.index[row].tolist(), side.coefficient[row].tolist(), side.parts[:, row].T.tolist(), strict=True
+@torch.inference_mode()
+def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str) -> list[list[GridTile]]:
+    """What every layer would say at the positions that flows have a row for: a list a position, a tile a layer."""
+    vocabulary = model.vocabulary
+    final = vocabulary.best(flows[-1].after, norm=True)[1]
+    wanted = final if target is None else torch.full_like(final, target)
+    parts = contributions(model, flows, wanted, of=of)
+    columns: list[list[GridTile]] = [[] for _ in range(len(final))]
+    for layer, (flow, share) in enumerate(zip(flows, parts.layers, strict=True), 1):
+        r, y = (_said(model, *vocabulary.best(model.closed(h, layer), norm=True)) for h in (flow.r, flow.y))
+        judged = vocabulary.judge(flow.after, final, norm=True)
+        o = _said(model, judged.top_log_prob, judged.top)
+        ranks = _ranks(judged.log_prob, judged.rank)
+        targets = [None] * len(o) if target is None else _token_ranks(model, flow.after, wanted)
+        attention, ffn = share.attention.sum(0).tolist(), (share.added - share.attention).sum(0).tolist()
+        rows = zip(columns, r, y, o, ranks, targets, attention, ffn, strict=True)
+        for column, in_r, in_y, in_o, *rest in rows:
+            column.append(GridTile(in_r, in_y, in_o, case_of(in_r.id, in_y.id, in_o.id), *rest))
+    return columns
+
+
+def _predictions(
+    model: MemoryModel, flows: list[Flow], final: Int[Tensor, " n"], target: int | None
+) -> list[list[tuple[Prediction, Prediction, Prediction]]]:
+    """What r, y and o of every layer would say at every position: a list a position, an entry a layer."""
+    h = torch.cat(
+        [
+            vectors.to(flows[-1].after.device)
+            for layer, flow in enumerate(flows, 1)
+            for vectors in (model.closed(flow.r, layer), model.closed(flow.y, layer), flow.after)
+        ]
+    )
+    n = len(final)
+    log_probs, ids = model.vocabulary.top(h, SHOWN, norm=True)
+    top = _rows(_said(model, log_probs.flatten(), ids.flatten()), ids.shape[1])
+    finals = _token_ranks(model, h, final.repeat(len(h) // n))
+    targets = [None] * len(h) if target is None else _token_ranks(model, h, torch.full_like(ids[:, 0], target))
+    every = [Prediction(*given) for given in zip(top, finals, targets, strict=True)]
+    return [[(r, y, o) for r, y, o in _rows(every[row::n], 3)] for row in range(n)]
+
+
+def _layers(
+    parts: Contributions,
+    row: int,
+    predictions: list[tuple[Prediction, Prediction, Prediction]],
+    listed: Sequence[CellPart],
+) -> tuple[LayerTrace, ...]:
+    """Every layer at a position; `listed` are the cells that the position names."""
+    found = []
+    for layer, (share, (r, y, o)) in enumerate(zip(parts.layers, predictions, strict=True), 1):
+        attention, cells, value_bias = (
+            _part(parts, tensor, row) for tensor in (share.attention, share.cells.sum(-1), share.value_bias)
+        )
+        ffn, rest = cells + value_bias, cells
+        for one in listed:
+            rest = rest - one.contribution if one.cell.layer == layer else rest
+        both = abs(attention.total) + abs(ffn.total)
+        found.append(
+            LayerTrace(
+                layer=layer,
+                r=r,
+                y=y,
+                o=o,
+                case=case_of(r.top[0].id, y.top[0].id, o.top[0].id),
+                before=_part(parts, share.before, row),
+                attention=attention,
+                ffn=ffn,
+                attention_share=abs(attention.total) / both if both else 0.0,
+                cells=cells,
+                rest=rest,
+                value_bias=value_bias,
+                norm_bias=_part(parts, share.norm_bias, row),
+                score=None if share.score is None else _part(parts, share.score, row),
             )
-            found += [(Cell(layer, index), m, scores) for index, m, scores in columns if sign * sum(scores) > 0]
-        found.sort(key=lambda one: (-sign * sum(one[2]), one[0]))
-        sides.append(found[:count])
-    return sides
+        )
+    return tuple(found)
 
 
-def _cell(known: Known, names: tuple[str, ...], cell: Cell, coefficient: float, parts: Sequence[float]) -> CellPart:
-    return CellPart(
-        cell, coefficient, amount(parts, names), known.value(cell, coefficient), known.trigger(cell, coefficient)
-    )
+def _largest(parts: Contributions, row: int, count: int, sign: int) -> list[CellContribution]:
+    """The cells of all layers that promote most (`sign` 1) or suppress most (-1) at a position, the largest first."""
+    found = [one for layer in range(1, len(parts.layers) + 1) for one in parts.largest(layer, row, count, sign=sign)]
+    return sorted(found, key=lambda one: (-sign * one.total, one.cell))[:count]
 
 
-def _layer(reader: _Reader, parts: Contributions, layer: int, row: int, cells: tuple[CellPart, ...]) -> LayerTrace:
-    share, names = parts.layers[layer - 1], parts.scores
-    before, attention, all_cells, value_bias, norm_bias = (
-        _amount(tensor, row, names)
-        for tensor in (share.before, share.attention, share.cells, share.value_bias, share.norm_bias)
-    )
-    ffn = _summed([all_cells, value_bias])
-    sizes = abs(attention.total), abs(ffn.total)
-    listed = [one.contribution for one in cells if one.cell.layer == layer]
-    rest = [all_cells, *(Amount(-one.total, {name: -part for name, part in one.scores.items()}) for one in listed)]
-    return LayerTrace(
-        layer=layer,
-        r=reader.reading(layer, 0, row),
-        y=reader.reading(layer, 1, row),
-        o=reader.reading(layer, 2, row),
-        case=reader.case(layer, row),
-        before=before,
-        attention=attention,
-        ffn=ffn,
-        attention_share=sizes[0] / sum(sizes) if any(sizes) else 0.0,
-        cells=all_cells,
-        rest=_summed(rest),
-        value_bias=value_bias,
-        norm_bias=norm_bias,
-        score=None if share.score is None else _amount(share.score, row, names),
-    )
+Known = dict[tuple[Cell, Sign], tuple[tuple[TokenProbability, ...], Trigger | None]]
+"""What a cell says on one side of its coefficient, and what fires it most on that side."""
 
 
-def _outvoted(known: Known, reader: _Reader, names: tuple[str, ...], votes: Votes) -> Outvoted:
-    def cells(side: tuple[Vote, ...]) -> tuple[CellPart, ...]:
-        return tuple(_cell(known, names, Cell(votes.layer, one.cell), one.coefficient, one.parts) for one in side)
+def _known(model: MemoryModel, index: Index | None, cells: set[tuple[Cell, Sign]]) -> Known:
+    """Look cells up in a run where it has them; what is not there is projected in one go, as the run's values were.
 
-    said = reader.reading(votes.layer, 1, votes.row).top[0]
-    return Outvoted(votes.layer, said, cells(votes.promised), cells(votes.suppressed))
+    At a negative coefficient that is always the model's own projection of -v: what a run has is both ends of v, and
+    under a bias or an adaptive softmax the lower one, turned round, is not what -v promotes.
+    """
+    in_run = set() if index is None else {(cell, sign) for cell, sign in cells if cell.layer in index.layers}
+    stored = {key for key in in_run if key[1] == "+"} if index is not None and index.has_values else set()
+    values: dict[tuple[Cell, Sign], tuple[TokenProbability, ...]] = {}
+    triggers: dict[tuple[Cell, Sign], Trigger | None] = {}
+    for cell, sign in in_run:
+        assert index is not None
+        view = index[cell]
+        triggers[cell, sign] = next(iter(view.negative_triggers if sign == "-" else view.triggers), None)
+        if (cell, sign) in stored:
+            values[cell, sign] = tuple(view.value.top(min(SHOWN, view.value.kept)))
+    if live := sorted(cells - stored):
+        vectors = [model.values(cell.layer)[cell.index].to(model.device) * (-1 if sign == "-" else 1) for cell, sign in live]
+        norm = index is not None and index.manifest.values is not None and index.manifest.values.norm
+        found = model.vocabulary.extremes(torch.stack(vectors), SHOWN, norm=norm)
+        columns = (found.promoted_log_prob, found.promoted, found.promoted_z)
+        said = _said(model, *(column.flatten() for column in columns))
+        values |= zip(live, _rows(said, found.promoted.shape[1]), strict=True)
+    return {key: (values[key], triggers.get(key)) for key in cells}
+
+
+def _cell_part(one: CellContribution, scores: tuple[str, ...], known: Known) -> CellPart:
+    sign = sign_of(one.coefficient)
+    value, trigger = known[one.cell, sign]
+    return CellPart(one.cell, one.coefficient, LogitPart.of(one.parts, scores), value, trigger, label=None, sign=sign)
 
 
 def _error(parts: Contributions, row: int, of: str) -> float:
@@ -191,19 +231,37 @@ def _error(parts: Contributions, row: int, of: str) -> float:
     misses = []
     for share in parts.layers:
         assert share.score is not None
-        added = share.before + share.attention + share.cells + share.value_bias + share.norm_bias + parts.unembedding_bias
+        added = share.before + share.added + share.norm_bias + parts.unembedding_bias
         misses.append(float((added - share.score)[:, row].sum().abs()))
     return max(misses)
 
 
-def _said(model: MemoryModel, id: int, log_prob: Tensor) -> TokenProbability:
-    return TokenProbability(token_texts(model, [id])[0], id, float(log_prob.exp()))
+def _part(parts: Contributions, tensor: Float[Tensor, "k n"], row: int) -> LogitPart:
+    return LogitPart.of(tensor[:, row].tolist(), parts.scores)
 
 
-def _amount(tensor: Tensor, row: int, names: tuple[str, ...]) -> Amount:
-    return amount(tensor[:, row].tolist(), names)
+def _said(
+    model: MemoryModel, log_prob: Float[Tensor, " n"], ids: Int[Tensor, " n"], z: Float[Tensor, " n"] | None = None
+) -> list[TokenProbability]:
+    """Tokens with their texts and probabilities."""
+    distinct = ids.unique().tolist()
+    texts = dict(zip(distinct, token_texts(model, distinct), strict=True))
+    zs = [None] * len(ids) if z is None else z.tolist()
+    return [
+        TokenProbability(texts[id], id, p, one) for id, p, one in zip(ids.tolist(), log_prob.exp().tolist(), zs, strict=True)
+    ]
 
 
-def _summed(amounts: Sequence[Amount]) -> Amount:
-    names = amounts[0].scores
-    return Amount(sum(one.total for one in amounts), {name: sum(one.scores[name] for one in amounts) for name in names})
+def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
+    """What lies in one list, `width` of them a row."""
+    return [tuple(flat[at : at + width]) for at in range(0, len(flat), width)]
+
+
+def _token_ranks(model: MemoryModel, h: Float[Tensor, "n d"], token: Int[Tensor, " n"]) -> list[TokenRank]:
+    """What each vector gives its token."""
+    judged = model.vocabulary.judge(h, token, norm=True)
+    return _ranks(judged.log_prob, judged.rank)
+
+
+def _ranks(log_prob: Float[Tensor, " n"], rank: Int[Tensor, " n"]) -> list[TokenRank]:
+    return [TokenRank(p, place) for p, place in zip(log_prob.exp().tolist(), rank.tolist(), strict=True)]

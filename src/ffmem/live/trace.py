@@ -11,22 +11,22 @@ from typing import Any
 import torch
 
 from ffmem.errors import FfmemError
-from ffmem.live import trace_pages
-from ffmem.live.capture import Flow, capture
-from ffmem.live.contributions import check_of, frozen_norms
-from ffmem.live.grid import Grid, grid_of
-from ffmem.live.known import Known
-from ffmem.live.place import Place
-from ffmem.live.reading import Question, read_places
+from ffmem.live.blocks import WIDTH, Block, Shown, Text
+from ffmem.live.contributions import Flow, capture, check_of, frozen_norms
+from ffmem.live.position import Grid, PositionTrace
+from ffmem.live.reading import read_grid, read_positions
 from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import prompt_ids, token_id, token_texts
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index, open_index
+from ffmem.text import beginning, visible
 
 FORMAT = 2
 """Of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""
+POSITIONS = 64
+"""Positions that are read at a time: all cells' parts of their logits are held."""
 
 
 def trace(
@@ -40,6 +40,7 @@ def trace(
     run: Index | str | Path | None = None,
     grid: bool | None = None,
     bos: str = "auto",
+    **load: Any,
 ) -> Trace:
     """Watch one prompt go through a model.
 
@@ -55,7 +56,7 @@ def trace(
     if cells < 0:
         raise FfmemError(f"expected cells of at least 0, found {cells}")
     index = None if run is None else run if isinstance(run, Index) else open_index(run)
-    loaded = load_model(model) if index is None else model_of(index, model)
+    loaded = load_model(model, **load) if index is None else model_of(index, model, **load)
     with_bos = index.manifest.settings.bos if index is not None and bos == "auto" else loaded.check_bos(bos)
     ids = prompt_ids(loaded, prompt, bos=with_bos)
     aim = None if target is None else token_id(loaded, target)
@@ -63,8 +64,7 @@ def trace(
     with_grid = at in (None, "all") if grid is None else grid
     captured = list(range(len(ids))) if with_grid or at is None else asked
     first = [loaded.bos] if with_bos else []
-    fed = torch.tensor([[*first, *ids]])
-    flows = capture(loaded, fed, torch.tensor(captured) + len(first))
+    flows = capture(loaded, torch.tensor([[*first, *ids]]), torch.tensor(captured) + len(first))
     return Trace(loaded, prompt, tuple(ids), tuple(asked), with_grid, aim, cells, of, index, tuple(captured), flows)
 
 
@@ -78,7 +78,7 @@ def _positions(at: int | str | slice | Iterable[int], count: int) -> list[int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Trace:
+class Trace(Shown):
     """A prompt's way through a model: `.at(-1)` is a position in full, `.grid` every layer at every position."""
 
     model: MemoryModel
@@ -87,88 +87,87 @@ class Trace:
     asked: tuple[int, ...]
     """The positions that are shown in full."""
     with_grid: bool
+    """Whether the grid is shown too."""
     target: int | None
     cells: int
     of: str
     index: Index | None
     captured: tuple[int, ...]
+    """The positions that flows have a row for."""
     flows: list[Flow] = field(compare=False)
     """A layer's tensors at the captured positions."""
-    _places: dict[int, Place] = field(default_factory=dict, compare=False)
+    _read: dict[int, PositionTrace] = field(default_factory=dict, compare=False)
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
+        """The texts of the prompt's tokens."""
         return tuple(token_texts(self.model, list(self.ids)))
 
-    def at(self, position: int) -> Place:
+    def at(self, position: int) -> PositionTrace:
         """A position in full."""
-        (found,) = _positions(position, len(self.ids))
-        self._read([found])
-        return self._places[found]
+        return self._positions(_positions(position, len(self.ids)))[0]
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """The positions that were asked for."""
-        self._read(self.asked)
-        return tuple(self._places[position] for position in self.asked)
+    def positions(self) -> tuple[PositionTrace, ...]:
+        """The positions that were asked for, in full."""
+        return self._positions(self.asked)
 
     @cached_property
     def grid(self) -> Grid:
+        """What every layer would say at every position."""
         if len(self.captured) < len(self.ids):
             raise FfmemError("expected a trace of every position for its grid, found one of some: use grid=True")
-        return grid_of(self.model, self.flows, self.tokens, self.target, self.of)
+        columns = [
+            column
+            for rows in torch.arange(len(self.ids)).split(POSITIONS)
+            for column in read_grid(self.model, self._flows(rows), self.target, self.of)
+        ]
+        return Grid(self.tokens, tuple(zip(*columns, strict=True)))
 
-    @cached_property
-    def _known(self) -> Known:
-        return Known(self.model, self.index)
+    def _flows(self, rows: torch.Tensor) -> list[Flow]:
+        return [flow.at(rows) for flow in self.flows]
 
-    def _read(self, positions: Iterable[int]) -> None:
-        new = [position for position in positions if position not in self._places]
-        if not new:
-            return
+    def _positions(self, wanted: Iterable[int]) -> tuple[PositionTrace, ...]:
+        """Positions in full, each read once."""
+        wanted = list(wanted)
+        new = [position for position in wanted if position not in self._read]
         if missing := sorted(set(new) - set(self.captured)):
             have = ", ".join(map(str, self.captured))
             raise FfmemError(f"expected a position that was traced ({have}), found {missing[0]}: give it as at=")
-        rows = torch.tensor([self.captured.index(position) for position in new])
-        following = [*self.ids[1:], -1 if self.target is None else self.target]
-        question = Question(
-            positions=new,
-            prefixes=[self.model.tokenizer.decode(list(self.ids[: position + 1])) for position in new],
-            truth=torch.tensor([following[position] for position in new]),
-            target=self.target,
-            cells=self.cells,
-            of=self.of,
-        )
-        flows = [flow.at(rows.to(flow.r.device)) for flow in self.flows]
-        found = read_places(self.model, flows, question, self._known)
-        self._places.update(zip(new, found, strict=True))
+        for begin in range(0, len(new), POSITIONS):
+            some = new[begin : begin + POSITIONS]
+            flows = self._flows(torch.tensor([self.captured.index(position) for position in some]))
+            found = read_positions(
+                self.model, flows, self.ids, some, target=self.target, cells=self.cells, of=self.of, index=self.index
+            )
+            self._read.update(zip(some, found, strict=True))
+        return tuple(self._read[position] for position in wanted)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the positions that were asked for in full, and the grid where it belongs to the trace."""
+        target = None
+        if self.target is not None:
+            target = {"id": self.target, "text": token_texts(self.model, [self.target])[0]}
         return {
             "format": FORMAT,
             "model": self.model.name,
             "prompt": self.prompt,
             "tokens": [{"id": id, "text": text} for id, text in zip(self.ids, self.tokens, strict=True)],
-            "target": None
-            if self.target is None
-            else {"id": self.target, "text": token_texts(self.model, [self.target])[0]},
+            "target": target,
             "of": self.of,
             "frozen": list(frozen_norms(self.model)),
             "run": None if self.index is None else str(self.index.path),
-            "positions": [place.as_dict() for place in self.places],
+            "positions": [position.as_dict() for position in self.positions],
             "grid": self.grid.as_dict() if self.with_grid else None,
         }
 
-    def lines(self) -> list[str]:
-        """For a terminal of 100 columns."""
-        return trace_pages.trace_lines(self)
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
+    def blocks(self) -> list[Block]:
+        """The prompt, the grid where it belongs to the trace, and the positions that were asked for."""
+        found: list[Block] = [
+            Text([beginning(f"{self.model.name} · {len(self.ids)} tokens: {visible(self.prompt)}", WIDTH)]),
+            *(self.grid.blocks() if self.with_grid else []),
+        ]
+        return found + [block for position in self.positions for block in position.blocks()]
 
     def __repr__(self) -> str:
         return f"Trace({len(self.ids)} tokens through {self.model.name}, {len(self.flows)} layers)"
-
-    def _repr_html_(self) -> str:
-        return trace_pages.trace_page(self)
