@@ -4,10 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check lint types docs bench clean
+.PHONY: demo quick test check lint types docs bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/ffmem demo
+
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -1,9 +1,15 @@
 """Shapes are checked in every test: jaxtyping's annotations are enforced by beartype."""
 
 import os
+import signal
+import threading
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell starts `make test &` with interrupts ignored, which every program that a test starts would inherit.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from jaxtyping import install_import_hook
 
