@@ -1,9 +1,9 @@
 """What looking costs on a GPU: an index pass as a ratio to the bare trunk, on the same batches in the same run.
 
-    python -m benchmarks.gpu gpt2 paper gated -o docs/gpu.json
-    python -m benchmarks.gpu gpt2 --kernels -o docs/gpu.json           what a layer's activation and read take
+    python -m benchmarks.gpu gpt2 paper gated -o FILE
+    python -m benchmarks.gpu gpt2 --kernels -o FILE           what a layer's activation and read take
     python -m benchmarks.gpu gpt2 --profile                            where the time goes in the first part and the second
-    python -m benchmarks.gpu paper --corpus wiki.*.xz -o docs/gpu.json   end to end, from files to a finished run folder
+    python -m benchmarks.gpu paper --corpus wiki.*.xz -o FILE   end to end, from files to a finished run folder
 
 Batches are made on the spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law,
 planned as the pass plans them, in shards of `--shard` tokens. Weights are random, bf16. Every part of the corpus goes
@@ -14,12 +14,10 @@ nothing compiled. End to end, the model is of the paper's shape with the words o
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,12 +30,11 @@ from tokenizers import Tokenizer, models
 from transformers.activations import ACT2FN
 
 import ffmem
-from benchmarks.events import events
+from benchmarks.shared import add_result, events, measured_here
 from ffmem.corpus.plan import Batch, Corpus, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder, prefix_keys
-from ffmem.corpus.workers import cores
 from ffmem.indexing.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device, troubles
 from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
 from ffmem.indexing.statistics import GPU_EVERY
@@ -394,12 +391,7 @@ def main() -> None:
         else:
             results = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
         for result in results:
-            result["date"] = datetime.now(UTC).date().isoformat()
-            result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}, {cores()} cores"
-            if chosen.out:
-                known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-                chosen.out.write_text(json.dumps(known | {shape: result}, indent=2) + "\n")
-        print(json.dumps(result, indent=2), flush=True)
+            add_result(chosen.out, shape, result | measured_here(chosen.device))
         torch.cuda.empty_cache()
 
 
