@@ -7,8 +7,8 @@
 
 Weights are random, in bfloat16 on a GPU, and lie there before the clock starts. Without `--tokenizer FOLDER` a byte-level
 BPE is trained on the beginning of the text, so nothing is loaded from a network. The first run is cold: nothing has been
-compiled, no text has been read. A second run of the same is timed too, and its batches are what the bare trunk then reads, in
-the same order: through the last block with the same attention, no hooks, no vocabulary projection.
+compiled, no text has been read. A second run of the same is timed too, and its batches are what the bare trunk then reads,
+in the same order: through the last block with the same attention, no hooks, no vocabulary projection.
 """
 
 from __future__ import annotations

@@ -81,3 +81,14 @@ def built(llama, tmp_path_factory):
     build_index(llama, some_sentences(50, seed=11), out=run, unit="line", top=6, quiet=True)
     values(run, llama, top=12, quiet=True)
     return run
+
+
+SLOW_FIXTURES = {"cluster", "compiled", "server", "store"}
+"""A Ray cluster, kernels compiled for a GPU, and an S3 server with a store in it."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark every test that asks for one of these as slow, in whatever file it is."""
+    for item in items:
+        if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)

@@ -74,6 +74,7 @@ def assert_same(one: LayerCollector, two: LayerCollector) -> None:
     [("text", True, 1), ("sentence", True, 0), ("document", True, 1), ("text", False, 0)],
 )
 @pytest.mark.parametrize("busy", [0, sieve.BUSY], ids=["many-sentences-a-program", "one-sentence-a-program"])
+@pytest.mark.slow
 def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_included(
     dtype, distinct, negative, start, busy, monkeypatch
 ):
@@ -102,6 +103,7 @@ def test_the_kernels_find_what_plain_torch_finds_ties_and_repeated_prefixes_incl
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_coefficients_made_on_the_way_are_the_activations_own_and_so_is_what_is_found_in_them(module, dtype, kind):
     activation = Activation.of(module, torch.zeros(1, dtype=dtype, device=DEVICE))
     assert activation is not None
@@ -121,6 +123,7 @@ def test_coefficients_made_on_the_way_are_the_activations_own_and_so_is_what_is_
     assert_same(plain, fused)
 
 
+@pytest.mark.slow
 def test_a_pass_that_makes_the_activation_itself_finds_the_same_and_puts_it_back(tokenizer):
     model = load_model(tiny_model("gpt2").to(DEVICE, torch.bfloat16), tokenizer=tokenizer)
     batches = [make_batch(seed, rows=3, width=6, first=3 * seed, words=30) for seed in range(2)]
@@ -152,6 +155,7 @@ def rising(rows: int, first: int = 0) -> tuple[DeviceBatch, torch.Tensor]:
 
 
 @pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.slow
 def test_hits_without_a_place_are_set_aside_or_else_raise_the_flag_and_are_read_again(lost, monkeypatch):
     if lost:
         monkeypatch.setattr(sieve, "SPILLED", 2)
@@ -180,6 +184,7 @@ def set_aside(top, found: list[tuple[float, int, int]]) -> None:
 
 
 @pytest.mark.parametrize("times", [1, sieve.ROUNDS, sieve.ROUNDS + 2])
+@pytest.mark.slow
 def test_hits_set_aside_are_let_in_however_many_there_are(times, monkeypatch):
     monkeypatch.setattr(sieve, "TAKERS", 1)  # one after the other
     fused = collector(fused=True, every=0, negative=False)

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode, note, say, say_json
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, TrustRemoteCode
+from ffmem.cli.printing import note, say, say_json
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]

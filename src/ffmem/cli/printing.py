@@ -1,10 +1,14 @@
-"""What the commands print."""
+"""What the commands print: results to standard output, notes for people to standard error."""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from ffmem.corpus.record import shown_size
 from ffmem.text import visible
 
 if TYPE_CHECKING:
@@ -17,16 +21,26 @@ SHOWN = 10
 """Tokens of a value, on each side."""
 
 
-def gigabytes(size: int) -> str:
-    """A size for people.
+def note(quiet: bool, text: str) -> None:
+    """Print a line for people to standard error, unless they asked for quiet."""
+    if not quiet:
+        print(visible(f"ffmem: {text}"), file=sys.stderr, flush=True)
 
-    >>> gigabytes(2_340_000)
-    '2.3 MB'
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"
+
+def say(text: str) -> None:
+    """Print lines for people: whatever they hold of corpora, tokens and names can only be read."""
+    print("\n".join(map(visible, text.split("\n"))), flush=True)
+
+
+def say_json(value: Any, *, indent: int | None = None) -> None:
+    """Print JSON for a program, which a person at a terminal may read too: what a terminal would obey is escaped in it."""
+    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    text = json.dumps(value, ensure_ascii=not unicode, indent=indent)
+    print(re.sub(r"[^\n -~]", _escaped, text), flush=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if visible(found[0]) == found[0] else json.dumps(found[0])[1:-1]
 
 
 def show_json(view: CellView, top: int | None) -> dict[str, Any]:
@@ -80,7 +94,7 @@ def info_lines(index: Index, disk: int) -> list[str]:
         f"{counts.sentences_kept:,} sentences kept",
         "statistics": f"{settings.measured}; {counts.measured_tokens:,} tokens measured",
         "values": _values_text(manifest.values) if manifest.values else f"none: ffmem values {index.path}",
-        "disk": gigabytes(disk),
+        "disk": shown_size(disk),
         "made with": ", ".join(f"{name} {version}" for name, version in manifest.environment.items()),
     }
     return [visible(f"{name:<11}{text}") for name, text in lines.items()]
