@@ -20,6 +20,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["tutorial.md", "live.md", "python.md", "own-experiment.md"])
+@pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
