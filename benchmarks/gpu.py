@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, models
 from transformers.activations import ACT2FN
 
 import ffmem
-from benchmarks.shared import add_result, events, measured_here
+from benchmarks.shared import add_result, bare, events, measured_here, to_the_last_coefficients
 from ffmem.corpus.plan import Batch, Corpus, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
@@ -167,24 +167,12 @@ class UsualWay:
             self.seen += batch.ids.size
 
 
-def bare(model: MemoryModel) -> Callable[[list[Batch]], None]:
-    """Through the last block; no hooks, no vocabulary projection."""
+def each(read: Callable[[MemoryModel, np.ndarray], None], model: MemoryModel) -> Callable[[list[Batch]], None]:
+    """What reads batches by a function of one."""
 
     def run(batches: list[Batch]) -> None:
         for batch in batches:
-            with torch.inference_mode(), model.attending(batch.ids.shape[1]):
-                model.model.base_model(input_ids=to_device(batch.ids, model.device), use_cache=False)
-
-    return run
-
-
-def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None]:
-    """The trunk up to where ffmem stops, with hooks that look at nothing."""
-
-    def run(batches: list[Batch]) -> None:
-        for batch in batches:
-            with model.reading(lambda *_: None) as forward:
-                forward(to_device(batch.ids, model.device))
+            read(model, batch.ids)
 
     return run
 
@@ -196,8 +184,8 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     ways: dict[str, Callable[[list[Batch]], None]] = {
-        "bare trunk": bare(model),
-        "bare trunk to the last coefficients": to_the_last_coefficients(model),
+        "bare trunk": each(bare, model),
+        "bare trunk to the last coefficients": each(to_the_last_coefficients, model),
         "ffmem, triggers": Pass(model, 0),
         "ffmem, triggers and statistics": Pass(model, GPU_EVERY),
     }
@@ -300,7 +288,7 @@ def profile(shape: str, tokens: int, shard: int, device: str) -> None:
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     step = -(-len(batches) // PARTS)
     Pass(model, 0)(batches[:: max(1, len(batches) // 3)])
-    ways: dict[str, Callable[[list[Batch]], None]] = {"bare trunk": bare(model), "ffmem, triggers": Pass(model, 0)}
+    ways: dict[str, Callable[[list[Batch]], None]] = {"bare trunk": each(bare, model), "ffmem, triggers": Pass(model, 0)}
     for part in range(2):
         for name, way in ways.items():
             with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as found:
@@ -348,7 +336,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     shards = list(plan.shards_ahead())
     feeding = time.perf_counter() - began
     batches = [batch for shard in shards for batch in shard.batches(size, model.bos)]
-    run = bare(model)
+    run = each(bare, model)
     run(batches[::8])
     bare_seconds = _timed(partial(run, batches)) * index.counts["tokens"] / sum(batch.tokens for batch in batches)
     return result | {

@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.shared import DOCS, RESULTS, measured_here, processor
+from benchmarks.shared import DOCS, RESULTS, bare, measured_here, processor
 
 GROWN = "<!-- grown -->"
 LAYERS, D = 4, 128
@@ -144,7 +144,6 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     """Seconds of the pass, its ratio to the bare trunk (of all and the median of a batch's), and survivors a cell."""
     import torch
 
-    from benchmarks.index import bare
     from ffmem.corpus.plan import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.tokens import Encoder
@@ -164,9 +163,9 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
                 alone = 0.0
                 if number % every == 0:
                     if not spent:
-                        bare(model, batch)
+                        bare(model, batch.ids)
                     began = time.process_time()
-                    bare(model, batch)
+                    bare(model, batch.ids)
                     alone = time.process_time() - began
                 began = time.process_time()
                 read_batch(model, batch, collectors)

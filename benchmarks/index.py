@@ -27,7 +27,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import ffmem
-from benchmarks.shared import add_result, measured_here
+from benchmarks.shared import add_result, bare, measured_here, to_the_last_coefficients
 from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import Batch, Corpus
 from ffmem.corpus.sentences import Unit
@@ -102,12 +102,12 @@ def released_loop() -> dict[str, Any]:
         batches = list(next(plan.shards()).batches(1024, 0))
     batch = batches[len(batches) // 2]
     seconds: dict[str, float] = {}
-    bare(model, batch)
+    bare(model, batch.ids)
     found: dict[int, torch.Tensor] = {}
     with model.reading(lambda layer, m: found.__setitem__(layer, m.clone())) as forward:
         forward(torch.from_numpy(batch.ids))
     for _ in range(3):
-        clock(seconds, "bare", lambda: bare(model, batch))
+        clock(seconds, "bare", lambda: bare(model, batch.ids))
         clock(seconds, "loop", lambda: _loop(found, batch))
     scale = sum(model.cells) / (RELEASED_CELLS * model.layers)
     return {
@@ -150,12 +150,12 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         for shard in plan.shards():
             for number, batch in enumerate(shard.batches(4096, 0)):
                 if not done:
-                    bare(model, batch)  # the first forward warms up
+                    bare(model, batch.ids)  # the first forward warms up
                 if number % EVERY == 0:
-                    clock(shorter, "whole", lambda batch=batch: bare(model, batch))
-                    clock(shorter, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch))
+                    clock(shorter, "whole", lambda batch=batch: bare(model, batch.ids))
+                    clock(shorter, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch.ids))
                 before = dict(seconds)
-                clock(seconds, "bare trunk", lambda batch=batch: bare(model, batch))
+                clock(seconds, "bare trunk", lambda batch=batch: bare(model, batch.ids))
                 for name, found in collectors.items():
                     clock(seconds, name, lambda batch=batch, found=found: read_batch(model, batch, found))
                 if not only_ffmem:
@@ -190,18 +190,6 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         "batch_quartiles": quartiles,
         "shorter_trunk": round(shorter["shorter"] / shorter["whole"], 3),
     }
-
-
-def bare(model: MemoryModel, batch: Batch) -> None:
-    """Through the last block; no hooks, no vocabulary projection."""
-    with torch.inference_mode():
-        model.model.base_model(input_ids=torch.from_numpy(batch.ids), use_cache=False)
-
-
-def to_the_last_coefficients(model: MemoryModel, batch: Batch) -> None:
-    """The trunk up to where ffmem stops, with hooks that look at nothing."""
-    with model.reading(lambda *_: None) as forward:
-        forward(torch.from_numpy(batch.ids))
 
 
 def clock(seconds: dict[str, float], name: str, work: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What several benchmarks need: where results are kept, the machine's name, and what a run noted in its log."""
+"""What several benchmarks need: the bare forward, where results are kept, and what a run noted in its log."""
 
 from __future__ import annotations
 
@@ -8,13 +8,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from ffmem.corpus.workers import cores
+from ffmem.indexing.collect import to_device
+from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
+
+
+def bare(model: MemoryModel, ids: Int[np.ndarray, "batch pos"] | Int[Tensor, "batch pos"]) -> None:
+    """Read a batch through the last block as a pass attends: no hooks, no vocabulary projection."""
+    fed = to_device(ids, model.device) if isinstance(ids, np.ndarray) else ids
+    with torch.inference_mode(), model.attending(fed.shape[1]):
+        model.model.base_model(input_ids=fed, use_cache=False)
+
+
+def to_the_last_coefficients(model: MemoryModel, ids: Int[np.ndarray, "batch pos"]) -> None:
+    """Read a batch through the trunk up to where a pass stops, with hooks that look at nothing."""
+    with model.reading(lambda *_: None) as forward:
+        forward(to_device(ids, model.device))
 
 
 def processor() -> str:

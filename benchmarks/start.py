@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 import ffmem
-from benchmarks.shared import add_result, events, measured_here
+from benchmarks.shared import add_result, bare, events, measured_here
 from ffmem.model.memories import MemoryModel
 
 SHAPES: dict[str, Callable[[], Any]] = {
@@ -102,19 +102,16 @@ def watched(model: MemoryModel, *, keep: bool) -> Iterator[tuple[list[float], li
         hook.remove()
 
 
-def bare(model: MemoryModel, batches: list[Tensor]) -> float:
+def bare_seconds(model: MemoryModel, batches: list[Tensor]) -> float:
     """Seconds that the trunk takes for these batches, once it has read a few of them to get warm."""
-
-    def read(some: list[Tensor]) -> float:
-        began = time.perf_counter()
-        for ids in some:
-            with torch.inference_mode(), model.attending(ids.shape[1]):
-                model.model.base_model(input_ids=ids, use_cache=False)
-        _wait(model)
-        return time.perf_counter() - began
-
-    read(batches[:: max(1, len(batches) // WARM)])
-    return read(batches)
+    for ids in batches[:: max(1, len(batches) // WARM)]:
+        bare(model, ids)
+    _wait(model)
+    began = time.perf_counter()
+    for ids in batches:
+        bare(model, ids)
+    _wait(model)
+    return time.perf_counter() - began
 
 
 def measure(model: MemoryModel, text: list[Path], tokens: int) -> dict[str, Any]:
@@ -134,7 +131,7 @@ def measure(model: MemoryModel, text: list[Path], tokens: int) -> dict[str, Any]
                 "to_the_last_forward": round(moments[-1] - began, 2),
                 "steps": [{k: v for k, v in line.items() if k != "event"} for line in events(index, "timing")],
             }
-    spent = bare(model, batches)
+    spent = bare_seconds(model, batches)
     for name in ("cold", "warm"):
         found[name]["ratio"] = round(found[name]["seconds"] / spent, 3)
     return {
