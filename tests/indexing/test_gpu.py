@@ -207,6 +207,7 @@ def test_hits_set_aside_are_let_in_however_many_there_are(times, monkeypatch):
     assert top.bound.tolist() == [1, last - 2, 1]
 
 
+@pytest.mark.slow
 def test_what_is_set_aside_again_is_joined_by_what_finds_no_place_next(monkeypatch):
     monkeypatch.setattr(sieve, "ROUNDS", 1)
     plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
@@ -223,6 +224,7 @@ def test_what_is_set_aside_again_is_joined_by_what_finds_no_place_next(monkeypat
     assert_same(plain, fused)
 
 
+@pytest.mark.slow
 def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
     plain, fused = collector(fused=False, every=0, negative=False), collector(fused=True, every=0, negative=False)
     rows = 2 * fused.top["+"].places + sieve.SPILLED // 1000
@@ -239,6 +241,7 @@ def test_a_prefix_that_opens_very_many_sentences_takes_one_place():
     assert_same(plain, fused)
 
 
+@pytest.mark.slow
 def test_without_thresholds_rows_are_read_in_steps_that_cannot_overflow():
     fused = collector(fused=True, every=0, negative=False)
     rows = fused.top["+"].places
@@ -250,6 +253,7 @@ def test_without_thresholds_rows_are_read_in_steps_that_cannot_overflow():
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.slow
 def test_what_is_not_finite_is_noticed(odd):
     fused = collector(fused=True, every=1 if DEVICE.type == "cuda" else 0)
     batch = make_batch(0, rows=3, width=4)
@@ -262,6 +266,7 @@ def test_what_is_not_finite_is_noticed(odd):
     assert troubles({1: fused}) == ([1], [])
 
 
+@pytest.mark.slow
 def test_a_model_is_read_alike_and_an_overflow_is_read_again_through_it(tokenizer):
     model = load_model(tiny_model("gpt2").to(DEVICE), tokenizer=tokenizer)
     batches = [make_batch(seed, rows=2, width=6, first=2 * seed, words=30) for seed in range(2)]
