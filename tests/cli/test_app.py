@@ -58,7 +58,6 @@ def call(capsys, *arguments):
     return code, found.out, found.err
 
 
-@pytest.mark.slow
 def test_show_prints_value_statistics_and_triggers(run, capsys):
     code, out, _ = call(capsys, "show", run, "L2D7")
     assert code == 0
@@ -157,7 +156,6 @@ def test_the_same_index_command_again_finds_it_complete(run, gpt2_folder, text, 
         (["index", "{model}", "{text}", "-o", "{text}"], "found a file"),
     ],
 )
-@pytest.mark.slow
 def test_bad_input_gets_one_clear_line_and_exit_code_one(run, text, gpt2_folder, tmp_path, capsys, arguments, message):
     names = {"run": run, "text": text, "model": gpt2_folder, "tmp": tmp_path}
     code, out, err = call(capsys, *(argument.format(**names) for argument in arguments))
@@ -198,7 +196,6 @@ def test_bad_input_gets_one_clear_line_and_exit_code_one(run, text, gpt2_folder,
         (["show", "R"], 2, "Missing argument"),
     ],
 )
-@pytest.mark.slow
 def test_options_are_refused_in_one_line_before_anything_is_loaded(capsys, monkeypatch, arguments, code, message):
     monkeypatch.setattr("ffmem.indexing.build.build_index", None)
     monkeypatch.setattr("ffmem.corpus.sources.open_source", None)
