@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     index = build_index
 
-_HOMES = {
+_MODULES = {
     "Cell": "ffmem.cells",
     "Dataset": "ffmem.corpus.sources",
     "FfmemError": "ffmem.errors",
@@ -68,17 +68,17 @@ _HOMES = {
     "values": "ffmem.indexing.values",
 }
 """Where each public name is defined, with the name that it has there behind a colon if that differs."""
-_ROOMS = ("experiments", "reports")
+_PACKAGES = ("experiments", "reports")
 """Modules that are reached through the package: `ffmem.experiments.agreement(...)`."""
-__all__ = ["__version__", *_ROOMS, *sorted(_HOMES)]
+__all__ = ["__version__", *_PACKAGES, *sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"ffmem.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'ffmem' has no attribute {name!r}")
-    module, _, own = _HOMES[name].partition(":")
+    module, _, own = _MODULES[name].partition(":")
     return getattr(importlib.import_module(module), own or name)
 
 
