@@ -9,6 +9,7 @@ from math import ceil, inf, log
 from pathlib import Path
 from typing import Any
 
+from ffmem.corpus.record import shown_size
 from ffmem.errors import FfmemError
 from ffmem.indexing.estimate import estimate, state_bytes
 from ffmem.model.shape import shape_of
@@ -48,16 +49,16 @@ class Plan:
     def rows(self) -> list[tuple[str, str]]:
         """The plan for people: what, and how much."""
         return [
-            ("model", f"{self.model}: {_size(self.weights_bytes)} of weights, {self.cells:,} cells"),
+            ("model", f"{self.model}: {shown_size(self.weights_bytes)} of weights, {self.cells:,} cells"),
             ("tokens", f"{self.tokens:,}"),
             ("workers", f"{self.workers} on {_gpus(self.gpus)}, {float(f'{self.tokens_a_second:.2g}'):,.0f} tokens/s each"),
             ("time to read", _duration(self.reading_seconds)),
             ("time to finish", _duration(self.finishing_seconds)),
             ("cores for the text", f"{self.text_cores:,}"),
-            ("GPU memory", f"{_size(self.gpu_bytes)} a worker: {_gpus(self.gpus_a_worker)}"),
-            ("host memory", f"{_size(self.host_bytes)} a worker"),
-            ("disk, the run", f"at most {_size(self.run_bytes)}"),
-            ("disk, while it is built", f"{_size(self.work_bytes)} more"),
+            ("GPU memory", f"{shown_size(self.gpu_bytes)} a worker: {_gpus(self.gpus_a_worker)}"),
+            ("host memory", f"{shown_size(self.host_bytes)} a worker"),
+            ("disk, the run", f"at most {shown_size(self.run_bytes)}"),
+            ("disk, while it is built", f"{shown_size(self.work_bytes)} more"),
         ]
 
     def __str__(self) -> str:
@@ -98,7 +99,7 @@ def plan(
     whole = weights + state + each * batch
     if each > gpus:
         raise FfmemError(
-            f"{shape.name} takes {_size(whole)}, which is {each} GPUs of {gpu_memory:g} GB, found {gpus}: "
+            f"{shape.name} takes {shown_size(whole)}, which is {each} GPUs of {gpu_memory:g} GB, found {gpus}: "
             "plan with more --gpus or a larger --gpu-memory"
         )
     workers = gpus // each
@@ -153,18 +154,6 @@ def nearest(rates: dict[str, dict[str, Any]], d: int) -> dict[str, Any]:
 
 def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
-
-
-def _size(size: int | float) -> str:
-    """A size for people, in three figures.
-
-    >>> _size(141_107_412_992), _size(250)
-    ('141 GB', '0.25 kB')
-    """
-    unit, scale = next(
-        ((unit, scale) for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if size >= scale), ("kB", 1e3)
-    )
-    return f"{size / scale:.3g} {unit}"
 
 
 def _duration(seconds: int | float) -> str:
