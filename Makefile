@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+RESULTS := benchmarks/results
 
-.PHONY: demo test check lint types docs bench clean
+.PHONY: demo quick test check lint types docs bench pages clean
 
 demo: $(VENV)/.core
 	$(BIN)/ffmem demo
+
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -23,16 +27,19 @@ types: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m benchmarks.pages --check
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/index.py -o docs/benchmark.json
-	$(BIN)/python benchmarks/index.py --long -o docs/benchmark.json
-	$(BIN)/python benchmarks/index.py --loop -o docs/benchmark.json
-	$(BIN)/python benchmarks/index.py --memory -o docs/benchmark.json
-	$(BIN)/python -m benchmarks.table
-	$(BIN)/python -m benchmarks.card
-	$(BIN)/python -m benchmarks.experiments pocket -o docs/experiments.json
-	$(BIN)/python -m benchmarks.cost
+	$(BIN)/python -m benchmarks.index -o $(RESULTS)/benchmark.json
+	$(BIN)/python -m benchmarks.index --long -o $(RESULTS)/benchmark.json
+	$(BIN)/python -m benchmarks.index --loop -o $(RESULTS)/benchmark.json
+	$(BIN)/python -m benchmarks.index --memory -o $(RESULTS)/benchmark.json
+	$(BIN)/python -m benchmarks.experiments pocket -o $(RESULTS)/experiments.json
+	$(BIN)/python -m benchmarks.live -o $(RESULTS)/live.json
+	$(BIN)/python -m benchmarks.pages
+
+pages: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.pages
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

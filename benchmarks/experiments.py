@@ -1,7 +1,7 @@
 """What the paper's experiments cost: each one's time as a ratio to the bare forward of its examples.
 
-    python -m benchmarks.experiments pocket -o docs/experiments.json     wiki16 on the bundled text, the paper's samples
-    python -m benchmarks.experiments paper -o docs/experiments.json      the paper's shape, random weights (for a GPU)
+    python -m benchmarks.experiments pocket -o FILE     wiki16 on the bundled text, the paper's samples
+    python -m benchmarks.experiments paper -o FILE      the paper's shape, random weights (for a GPU)
 
 The examples of `removal` are its triggers, those of `agreement` every cell's top trigger, those of the others the prefixes
 that are followed. Their bare forward is computed from the tokens that the model reads a second without looking.
@@ -11,10 +11,8 @@ Random weights read a text made on the spot: sentences of corpus-like lengths, w
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,7 @@ import numpy as np
 import torch
 
 import ffmem
-from benchmarks.index import processor
-from ffmem.corpus.workers import cores
+from benchmarks.shared import add_result, measured_here
 from ffmem.experiments.examples import EXAMPLES, Examples, sample_examples
 from ffmem.experiments.run import run_experiments
 from ffmem.model.adaptive.config import AdaptiveConfig
@@ -144,13 +141,7 @@ def main() -> None:
         index = ffmem.build_index(model, corpus, out=Path(folder) / "run", limit_tokens=INDEXED, quiet=True)
         print(f"indexed {index.counts['tokens']:,} tokens", flush=True)
         result = measure(index, model, eval, chosen.cells)
-    result["date"] = datetime.now(UTC).date().isoformat()
-    on = torch.cuda.get_device_name() if device == "cuda" else f"{processor()}, {cores()} cores"
-    result["machine"] = f"{on}, torch {torch.__version__}, {model.dtype_name}"
-    print(json.dumps(result, indent=2))
-    if chosen.out:
-        known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-        chosen.out.write_text(json.dumps(known | {chosen.what: result}, indent=2) + "\n")
+    add_result(chosen.out, chosen.what, result | measured_here(device))
 
 
 if __name__ == "__main__":

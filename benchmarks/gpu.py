@@ -1,9 +1,9 @@
 """What looking costs on a GPU: an index pass as a ratio to the bare trunk, on the same batches in the same run.
 
-    python -m benchmarks.gpu gpt2 paper gated -o docs/gpu.json
-    python -m benchmarks.gpu gpt2 --kernels -o docs/gpu.json           what a layer's activation and read take
+    python -m benchmarks.gpu gpt2 paper gated -o FILE
+    python -m benchmarks.gpu gpt2 --kernels -o FILE           what a layer's activation and read take
     python -m benchmarks.gpu gpt2 --profile                            where the time goes in the first part and the second
-    python -m benchmarks.gpu paper --corpus wiki.*.xz -o docs/gpu.json   end to end, from files to a finished run folder
+    python -m benchmarks.gpu paper --corpus wiki.*.xz -o FILE   end to end, from files to a finished run folder
 
 Batches are made on the spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law,
 planned as the pass plans them, in shards of `--shard` tokens. Weights are random, bf16. Every part of the corpus goes
@@ -14,12 +14,10 @@ nothing compiled. End to end, the model is of the paper's shape with the words o
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,12 +30,11 @@ from tokenizers import Tokenizer, models
 from transformers.activations import ACT2FN
 
 import ffmem
-from benchmarks.events import events
+from benchmarks.shared import add_result, bare, events, measured_here, to_the_last_coefficients
 from ffmem.corpus.plan import Batch, Corpus, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder, prefix_keys
-from ffmem.corpus.workers import cores
 from ffmem.indexing.coefficients import DeviceBatch, to_device
 from ffmem.indexing.collect import GROUP, LayerCollector, raised_flags, read_again, read_batch
 from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
@@ -171,24 +168,12 @@ class UsualWay:
             self.seen += batch.ids.size
 
 
-def bare(model: MemoryModel) -> Callable[[list[Batch]], None]:
-    """Through the last block; no hooks, no vocabulary projection."""
+def each(read: Callable[[MemoryModel, np.ndarray], None], model: MemoryModel) -> Callable[[list[Batch]], None]:
+    """What reads batches by a function of one."""
 
     def run(batches: list[Batch]) -> None:
         for batch in batches:
-            with torch.inference_mode(), model.attending(batch.ids.shape[1]):
-                model.model.base_model(input_ids=to_device(batch.ids, model.device), use_cache=False)
-
-    return run
-
-
-def to_the_last_coefficients(model: MemoryModel) -> Callable[[list[Batch]], None]:
-    """The trunk up to where ffmem stops, with hooks that look at nothing."""
-
-    def run(batches: list[Batch]) -> None:
-        for batch in batches:
-            with model.reading(lambda *_: None) as forward:
-                forward(to_device(batch.ids, model.device))
+            read(model, batch.ids)
 
     return run
 
@@ -200,8 +185,8 @@ def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) ->
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     ways: dict[str, Callable[[list[Batch]], None]] = {
-        "bare trunk": bare(model),
-        "bare trunk to the last coefficients": to_the_last_coefficients(model),
+        "bare trunk": each(bare, model),
+        "bare trunk to the last coefficients": each(to_the_last_coefficients, model),
         "ffmem, triggers": Pass(model, 0),
         "ffmem, triggers and statistics": Pass(model, GPU_EVERY),
     }
@@ -304,7 +289,7 @@ def profile(shape: str, tokens: int, shard: int, device: str) -> None:
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     step = -(-len(batches) // PARTS)
     Pass(model, 0)(batches[:: max(1, len(batches) // 3)])
-    ways: dict[str, Callable[[list[Batch]], None]] = {"bare trunk": bare(model), "ffmem, triggers": Pass(model, 0)}
+    ways: dict[str, Callable[[list[Batch]], None]] = {"bare trunk": each(bare, model), "ffmem, triggers": Pass(model, 0)}
     for part in range(2):
         for name, way in ways.items():
             with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as found:
@@ -352,7 +337,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     shards = list(plan.shards_ahead())
     feeding = time.perf_counter() - began
     batches = [batch for shard in shards for batch in shard.batches(size, model.bos)]
-    run = bare(model)
+    run = each(bare, model)
     run(batches[::8])
     bare_seconds = _timed(partial(run, batches)) * index.counts.tokens / sum(batch.tokens for batch in batches)
     return result | {
@@ -395,12 +380,7 @@ def main() -> None:
         else:
             results = compare(shape, chosen.tokens, chosen.shard, chosen.device, usual=not chosen.no_usual)
         for result in results:
-            result["date"] = datetime.now(UTC).date().isoformat()
-            result["machine"] = f"{torch.cuda.get_device_name()}, bf16, torch {torch.__version__}, {cores()} cores"
-            if chosen.out:
-                known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-                chosen.out.write_text(json.dumps(known | {shape: result}, indent=2) + "\n")
-        print(json.dumps(result, indent=2), flush=True)
+            add_result(chosen.out, shape, result | measured_here(chosen.device))
         torch.cuda.empty_cache()
 
 

@@ -1,7 +1,7 @@
 """How a pass grows: time, peak memory and survivors as the corpus, the cells and the triggers are doubled four times each.
 
-    python -m benchmarks.growth -o docs/growth.json --text wiki.train.01of12.txt.xz     all of it, with the plot and the page
-    python -m benchmarks.growth --page                                                  only the plot and the page, again
+    python -m benchmarks.growth -o FILE --text wiki.train.01of12.txt.xz     all of it
+    python -m benchmarks.growth --page                                                  only the plot, again
     python -m benchmarks.growth --scale 16                                              a sixteenth of the tokens, to try it
 
 Every point is a process of its own: a GPT-2 of random weights (4 layers of 128) on one thread over text whose words are
@@ -27,16 +27,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from math import log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.table import put_between_markers
+from benchmarks.shared import DOCS, RESULTS, bare, measured_here, processor
 
-DOCS = Path(__file__).parents[1] / "docs"
-MEASURED = DOCS / "growth.json"
 GROWN = "<!-- grown -->"
 LAYERS, D = 4, 128
 WORDS = 5_000
@@ -147,7 +144,6 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     """Seconds of the pass, its ratio to the bare trunk (of all and the median of a batch's), and survivors a cell."""
     import torch
 
-    from benchmarks.index import bare
     from ffmem.corpus.plan import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.tokens import Encoder
@@ -167,9 +163,9 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
                 alone = 0.0
                 if number % every == 0:
                     if not spent:
-                        bare(model, batch)
+                        bare(model, batch.ids)
                     began = time.process_time()
-                    bare(model, batch)
+                    bare(model, batch.ids)
                     alone = time.process_time() - began
                 began = time.process_time()
                 read_batch(model, batch, collectors)
@@ -346,9 +342,8 @@ def _chart(alt: Any, rows: list[dict[str, Any]], title: str) -> Any:
     )
 
 
-def grown() -> str:
-    """Markdown, from docs/growth.json."""
-    found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
+def grown(found: dict[str, Any]) -> str:
+    """What docs/scale.md shows of these numbers, beside the plot."""
     lines = [
         "![time, memory and survivors as tokens, cells and triggers are doubled](growth.svg)",
         "",
@@ -402,7 +397,7 @@ def main() -> None:
     parser.add_argument("--only-text", action="store_true", help="leave out what is doubled")
     parser.add_argument("--scale", type=int, default=1, help="divide all tokens by this")
     parser.add_argument("--repeat", type=int, default=1, help="times that every point is measured")
-    parser.add_argument("--page", action="store_true", help="only draw and write the page")
+    parser.add_argument("--page", action="store_true", help="only draw docs/growth.svg")
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.task:
@@ -414,8 +409,6 @@ def main() -> None:
             print(json.dumps(asdict(timed(point)) if task == "time" else memory_of(point)))
         return
     if not chosen.page:
-        from benchmarks.index import processor
-
         found: dict[str, Any] = json.loads(chosen.out.read_text("utf-8")) if chosen.out and chosen.out.exists() else {}
         if not chosen.only_text:
             found["sweeps"] = sweeps(chosen.scale, chosen.repeat)
@@ -425,14 +418,12 @@ def main() -> None:
                 name: _in_a_process("order", {"texts": chosen.text, "tokens": READ // chosen.scale, "shuffled": mixed})
                 for name, mixed in orders.items()
             }
-        found |= {"machine": f"one core of {processor()}", "date": datetime.now(UTC).date().isoformat()}
+        found |= measured_here() | {"machine": f"one core of {processor()}"}
         print(json.dumps(found, indent=2))
-        if not chosen.out:
-            return
-        chosen.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-    if chosen.page or chosen.out == MEASURED or chosen.out.resolve() == MEASURED:
-        MEASURED.with_suffix(".svg").write_text(plot(json.loads(MEASURED.read_text("utf-8"))), "utf-8")
-        put_between_markers(DOCS / "scale.md", grown(), GROWN)
+        if chosen.out:
+            chosen.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    if chosen.page:
+        (DOCS / "growth.svg").write_text(plot(json.loads((RESULTS / "growth.json").read_text("utf-8"))), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What looking costs: an index pass as a ratio to the bare trunk forward, on the same batches in the same run.
 
-    python benchmarks/index.py                 GPT-2-small shape, 100k tokens, all ways
-    python benchmarks/index.py --long          four layers of that width, 1M tokens, ffmem only
-    python benchmarks/index.py --loop          the released code's loop, on a small sample, scaled
-    python benchmarks/index.py --memory        peak memory of a corpus and of ten times it
+    python -m benchmarks.index                 GPT-2-small shape, 100k tokens, all ways
+    python -m benchmarks.index --long          four layers of that width, 1M tokens, ffmem only
+    python -m benchmarks.index --loop          the released code's loop, on a small sample, scaled
+    python -m benchmarks.index --memory        peak memory of a corpus and of ten times it
 
 Every batch goes through each way in turn, so that a noisy machine slows all of them alike. The corpus is made on the
 spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words by Zipf's law. Weights are random.
@@ -12,8 +12,6 @@ spot: sentences of corpus-like lengths (log-normal, mean about 24 tokens), words
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import resource
 import subprocess
@@ -21,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import ffmem
+from benchmarks.shared import add_result, bare, measured_here, to_the_last_coefficients
 from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import Batch, Corpus
 from ffmem.corpus.sentences import Unit
@@ -104,12 +102,12 @@ def released_loop() -> dict[str, Any]:
         batches = list(next(plan.shards()).batches(1024, 0))
     batch = batches[len(batches) // 2]
     seconds: dict[str, float] = {}
-    bare(model, batch)
+    bare(model, batch.ids)
     found: dict[int, torch.Tensor] = {}
     with model.reading(lambda layer, m: found.__setitem__(layer, m.clone())) as forward:
         forward(torch.from_numpy(batch.ids))
     for _ in range(3):
-        clock(seconds, "bare", lambda: bare(model, batch))
+        clock(seconds, "bare", lambda: bare(model, batch.ids))
         clock(seconds, "loop", lambda: _loop(found, batch))
     scale = sum(model.cells) / (RELEASED_CELLS * model.layers)
     return {
@@ -152,12 +150,12 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         for shard in plan.shards():
             for number, batch in enumerate(shard.batches(4096, 0)):
                 if not done:
-                    bare(model, batch)  # the first forward warms up
+                    bare(model, batch.ids)  # the first forward warms up
                 if number % EVERY == 0:
-                    clock(shorter, "whole", lambda batch=batch: bare(model, batch))
-                    clock(shorter, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch))
+                    clock(shorter, "whole", lambda batch=batch: bare(model, batch.ids))
+                    clock(shorter, "shorter", lambda batch=batch: to_the_last_coefficients(model, batch.ids))
                 before = dict(seconds)
-                clock(seconds, "bare trunk", lambda batch=batch: bare(model, batch))
+                clock(seconds, "bare trunk", lambda batch=batch: bare(model, batch.ids))
                 for name, found in collectors.items():
                     clock(seconds, name, lambda batch=batch, found=found: read_batch(model, batch, found))
                 if not only_ffmem:
@@ -194,18 +192,6 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
     }
 
 
-def bare(model: MemoryModel, batch: Batch) -> None:
-    """Through the last block; no hooks, no vocabulary projection."""
-    with torch.inference_mode():
-        model.model.base_model(input_ids=torch.from_numpy(batch.ids), use_cache=False)
-
-
-def to_the_last_coefficients(model: MemoryModel, batch: Batch) -> None:
-    """The trunk up to where ffmem stops, with hooks that look at nothing."""
-    with model.reading(lambda *_: None) as forward:
-        forward(torch.from_numpy(batch.ids))
-
-
 def clock(seconds: dict[str, float], name: str, work: Callable[[], object]) -> None:
     began = time.perf_counter()
     work()
@@ -217,7 +203,7 @@ def memory(tokens: int) -> dict[str, Any]:
     found = {}
     for size in (tokens, 10 * tokens):
         done = subprocess.run(
-            [sys.executable, __file__, "--memory-of", str(size)], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "benchmarks.index", "--memory-of", str(size)], capture_output=True, text=True, check=True
         )
         found[size] = int(done.stdout)
     small, large = found.values()
@@ -232,17 +218,6 @@ def memory_of(tokens: int) -> int:
             model, Path(folder) / "corpus.txt", out=Path(folder) / "run", unit="line", shard_tokens=1 << 16, quiet=True
         )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def processor() -> str:
-    """The name of the CPU, where the system tells it."""
-    known = Path("/proc/cpuinfo")
-    names = (
-        [line.split(":")[1].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
-        if known.exists()
-        else []
-    )
-    return names[0] if names else platform.machine()
 
 
 def main() -> None:
@@ -266,12 +241,7 @@ def main() -> None:
         name, result = "long", compare(4, arguments.tokens or 1_000_000, only_ffmem=True)
     else:
         name, result = "short", compare(12, arguments.tokens or 100_000, only_ffmem=False)
-    result["date"] = datetime.now(UTC).date().isoformat()
-    result["machine"] = f"{processor()}, {torch.get_num_threads()} cores used, torch {torch.__version__}"
-    print(json.dumps(result, indent=2))
-    if arguments.out:
-        known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-        arguments.out.write_text(json.dumps(known | {name: result}, indent=2) + "\n")
+    add_result(arguments.out, name, result | measured_here())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a trace costs: `wiki16` and 200 tokens of the bundled text.
 
-    python -m benchmarks.live -o docs/live.json
+    python -m benchmarks.live -o FILE
 
 Each time is the best of five, interleaved; ratios are to one forward with logits in the same run.
 """
@@ -11,16 +11,14 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import ffmem
-from benchmarks.index import processor
+from benchmarks.shared import measured_here
 from ffmem.corpus.files import Pocket
-from ffmem.corpus.workers import cores
 from ffmem.live.contributions import capture
 
 TOKENS = 200
@@ -52,8 +50,7 @@ def measure() -> dict[str, Any]:
     return {
         "tokens": len(ids),
         "ways": {name: {"seconds": round(took, 2), "ratio": round(took / base, 2)} for name, took in best.items()},
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{processor()}, {cores()} cores, torch {torch.__version__}",
+        **measured_here(),
     }
 
 

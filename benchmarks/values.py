@@ -1,7 +1,7 @@
 """What every cell's value says, projected onto the whole vocabulary: how near that comes to a bare matrix product.
 
-    python -m benchmarks.values --shape paper -o docs/values.json       65,536 cells × 267,744 words, adaptive softmax
-    python -m benchmarks.values --shape llama8b -o docs/values.json     458,752 cells × 128,256 tokens
+    python -m benchmarks.values --shape paper -o FILE       65,536 cells × 267,744 words, adaptive softmax
+    python -m benchmarks.values --shape llama8b -o FILE     458,752 cells × 128,256 tokens
     python -m benchmarks.values --shape paper --profile                 which kernels take the time
     python -m benchmarks.values --shape paper --tune                    other settings of the fused product
 
@@ -13,11 +13,9 @@ the time is also put beside that of one product of all cells and all words in fu
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.index import processor
+from benchmarks.shared import add_result, measured_here
 from ffmem.corpus.ahead import ahead
-from ffmem.corpus.workers import cores
+from ffmem.indexing.values import together
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
 from ffmem.model.vocabulary import ChunkedVocabulary, SoftmaxVocabulary
-from ffmem.run.model import project, together
+from ffmem.run.model import project
 
 TOP = 50
 
@@ -236,13 +234,7 @@ def main() -> None:
         (profile if chosen.profile else tune)(shape, chosen.device)
         return
     result = measure(shape, chosen.device, chosen.repeats)
-    result["date"] = datetime.now(UTC).date().isoformat()
-    on = f"{torch.cuda.get_device_name()}, bf16" if chosen.device == "cuda" else f"{processor()}, {cores()} cores, float32"
-    result["machine"] = f"{on}, torch {torch.__version__}"
-    print(json.dumps(result, indent=2), flush=True)
-    if chosen.out:
-        known = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-        chosen.out.write_text(json.dumps(known | {chosen.shape: result}, indent=2) + "\n")
+    add_result(chosen.out, chosen.shape, result | measured_here(chosen.device))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The bundled model over a whole corpus: what the index takes, and some of its cells to be looked at.
 
-    python -m benchmarks.whole wiki.train.*.txt.xz --run runs/whole -o docs/whole.json
+    python -m benchmarks.whole wiki.train.*.txt.xz --run runs/whole -o FILE
 
-The result goes into docs/wiki16.md with `python -m benchmarks.card`. Cells are printed with their triggers for whoever
+The result goes into docs/wiki16.md with `make pages`. Cells are printed with their triggers for whoever
 describes them; the text of the corpus is kept nowhere else.
 """
 
@@ -12,15 +12,13 @@ import argparse
 import json
 import resource
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import ffmem
-from benchmarks.events import events
-from ffmem.corpus.workers import cores
+from benchmarks.shared import events, measured_here
 from ffmem.demonstration import agreement, worth_seeing
 from ffmem.experiments import run_experiments
 from ffmem.run.reader import Index
@@ -53,8 +51,7 @@ def measure(corpus: list[Path], run: Path) -> dict[str, Any]:
         "gpu_memory_beyond_the_model": torch.cuda.max_memory_allocated() - weights if gpu else None,
         "host_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "dtype": model.dtype_name,
-        "machine": f"{torch.cuda.get_device_name() if gpu else 'CPU'}, {cores()} cores, torch {torch.__version__}",
-        "date": datetime.now(UTC).date().isoformat(),
+        **measured_here("cuda" if gpu else "cpu"),
     }
     print(json.dumps(result, indent=2), flush=True)
     index = ffmem.values(index, model, top=10)

@@ -1,7 +1,7 @@
 """The numbers of a model card: perplexity, unknown words, and the paper's curves of a model like the paper's.
 
     python benchmarks/wiki16.py MODEL --valid wikitext-103.valid.tokens --test wikitext-103.test.tokens \
-        --corpus wiki.train.01of12.txt.xz -o docs/wiki16.json
+        --corpus wiki.train.01of12.txt.xz -o FILE
 
 Curves: every cell's top trigger over the first tokens of the corpus (Figs 4 and 5), and one random prefix from each of
 many validation sentences (Figs 7 and 9).

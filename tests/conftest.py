@@ -1,9 +1,15 @@
 """Shapes are checked in every test: jaxtyping's annotations are enforced by beartype."""
 
 import os
+import signal
+import threading
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell starts `make test &` with interrupts ignored, which every program that a test starts would inherit.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from jaxtyping import install_import_hook
 
@@ -75,3 +81,14 @@ def built(llama, tmp_path_factory):
     build_index(llama, some_sentences(50, seed=11), out=run, unit="line", top=6, quiet=True)
     values(run, llama, top=12, quiet=True)
     return run
+
+
+SLOW_FIXTURES = {"cluster", "compiled", "server", "store"}
+"""A Ray cluster, kernels compiled for a GPU, and an S3 server with a store in it."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark every test that asks for one of these as slow, in whatever file it is."""
+    for item in items:
+        if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)

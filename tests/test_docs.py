@@ -20,6 +20,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["tutorial.md", "live.md", "python.md", "own-experiment.md"])
+@pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
@@ -83,40 +84,3 @@ def test_the_python_page_names_every_public_name_and_every_keyword_it_shows_is_o
 def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     assert all(page.name in navigation for page in DOCS.glob("*.md"))
-
-
-def test_the_benchmark_page_shows_the_numbers_that_were_measured():
-    from benchmarks.table import table
-
-    assert table() in (DOCS / "benchmark.md").read_text("utf-8")
-
-
-def test_the_gpu_page_shows_the_numbers_that_were_measured():
-    from benchmarks.gpu_page import looked, projected
-
-    page = (DOCS / "gpu.md").read_text("utf-8")
-    assert looked() in page
-    assert projected() in page
-
-
-def test_the_bundled_models_card_shows_the_numbers_that_were_measured():
-    from benchmarks.card import card
-
-    assert card() in (DOCS / "wiki16.md").read_text("utf-8")
-
-
-def test_the_experiments_page_shows_the_costs_that_were_measured():
-    from benchmarks.cost import cost, live_cost
-
-    assert cost() in (DOCS / "experiments.md").read_text("utf-8")
-    assert live_cost() in (DOCS / "live.md").read_text("utf-8")
-
-
-def test_the_scale_page_shows_plans_as_the_command_makes_them_and_what_was_measured():
-    from benchmarks.growth import grown
-    from benchmarks.plan import checked, planned
-
-    page = (DOCS / "scale.md").read_text("utf-8")
-    assert planned() in page
-    assert checked() in page
-    assert grown() in page

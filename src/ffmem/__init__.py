@@ -34,9 +34,13 @@ if TYPE_CHECKING:
     from ffmem.run.reader import Index as Index
     from ffmem.run.reader import open_index as open_index
     from ffmem.run.results import Result as Result
+    from ffmem.run.show import info as info
+    from ffmem.run.show import show as show
     from ffmem.training.train import train as train
 
-_HOMES = {
+    index = build_index
+
+_MODULES = {
     "Cell": "ffmem.cells",
     "Dataset": "ffmem.corpus.sources",
     "FfmemError": "ffmem.errors",
@@ -50,27 +54,32 @@ _HOMES = {
     "convert": "ffmem.model.convert",
     "demo": "ffmem.demonstration",
     "export": "ffmem.run.export",
+    "index": "ffmem.indexing.build:build_index",
+    "info": "ffmem.run.show",
     "intervene": "ffmem.live.intervene",
     "load_model": "ffmem.model.loading",
     "open_index": "ffmem.run.reader",
     "plan": "ffmem.indexing.plan",
     "recipe": "ffmem.live.recipe",
     "report": "ffmem.reports.page",
+    "show": "ffmem.run.show",
     "trace": "ffmem.live.trace",
     "train": "ffmem.training.train",
     "values": "ffmem.indexing.values",
 }
-_ROOMS = ("experiments", "reports")
+"""Where each public name is defined, with the name that it has there behind a colon if that differs."""
+_PACKAGES = ("experiments", "reports")
 """Modules that are reached through the package: `ffmem.experiments.agreement(...)`."""
-__all__ = ["__version__", *_ROOMS, *sorted(_HOMES)]
+__all__ = ["__version__", *_PACKAGES, *sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"ffmem.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'ffmem' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module, _, own = _MODULES[name].partition(":")
+    return getattr(importlib.import_module(module), own or name)
 
 
 def __dir__() -> list[str]:

@@ -26,13 +26,13 @@ EXAMPLES, CELLS = 100, 2
 CONTROL_EXAMPLES = 50
 """Prefixes that random weights are asked about: the control is there for what is plain, and has to be quick."""
 SHOWN, A_LAYER = 6, 1
-"""Cells to show, in all and of a layer."""
+"""How many cells are shown, in all and of one layer."""
 LEAST = 5
 """Triggers with a next token that a cell must have to be shown."""
+AGREEING = 0.3
+"""The share of those triggers whose next token must be what the cell's value promotes most."""
 WIDTH = 110
 """Columns of what is printed."""
-AGREEING = 0.3
-"""The share of them that must agree."""
 
 
 def agreement(view: CellView) -> float:
@@ -113,12 +113,12 @@ def _print_cells(index: Index, cells: list[CellView]) -> None:
 
 
 def _end(text: str, width: int = 90) -> str:
-    """The end of a text, since that is what fires a cell."""
+    """The last words of a text, as wide as there is room, since the end of a prefix is what fires a cell."""
     return text if len(text) <= width else "…" + text[-width:].partition(" ")[2]
 
 
 def _print_claims(index: Index) -> None:
-    """How the paper's claims fared, and the clearest of its curves."""
+    """Print how many of the paper's claims hold, and how early the residual stream predicts the output."""
     from ffmem.reports.claims import judge_claims, summary
     from ffmem.reports.figures import all_results
     from ffmem.run.results import CONTROL
@@ -134,7 +134,7 @@ def _print_claims(index: Index) -> None:
 
 
 def _page(index: Index) -> Path | str | None:
-    """The report, where what draws it is installed."""
+    """Where the report was written; None, and a line that says why, where the packages that draw it are missing."""
     from ffmem.reports.page import report
 
     try:

@@ -1,9 +1,11 @@
 """The command line, end to end, in this process and in one of its own."""
 
 import inspect
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -27,13 +29,22 @@ def run(gpt2_folder, text, tmp_path_factory):
         ["index", str(gpt2_folder), str(text), "-o", str(out), "--top", "5"],
         ["values", str(out), "--top", "15"],
     ):
-        done = subprocess.run([sys.executable, "-m", "ffmem", *command], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == ""
+        printed, notes = io.StringIO(), io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(notes), pytest.raises(SystemExit) as end:
+            main(command)
+        assert (end.value.code, printed.getvalue()) == (0, ""), notes.getvalue()
         if command[0] == "index":
-            assert "384 cells; about" in done.stderr
-            assert "Next: ffmem values" in done.stderr
+            assert "384 cells; about" in notes.getvalue()
+            assert "Next: ffmem values" in notes.getvalue()
     return out
+
+
+@pytest.mark.slow
+def test_the_commands_are_a_program_of_their_own(gpt2_folder, text, tmp_path):
+    command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(text), "-o", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "384 cells; about" in done.stderr
 
 
 def call(capsys, *arguments):
@@ -83,6 +94,7 @@ def test_show_takes_several_cells_and_a_number_of_tokens_and_triggers(run, capsy
     assert call(capsys, "show", run, "L2D7", "--top", "0")[2].endswith("expected top from 1 to 10,000, found 0\n")
 
 
+@pytest.mark.slow
 def test_show_asks_the_model_itself_before_values_are_stored(gpt2_folder, text, tmp_path, capsys):
     out = tmp_path / "run"
     assert call(capsys, "index", gpt2_folder, text, "-o", out, "-q")[0] == 0
@@ -195,6 +207,7 @@ def test_options_are_refused_in_one_line_before_anything_is_loaded(capsys, monke
     assert len(err) <= 600
 
 
+@pytest.mark.slow
 def test_names_that_would_move_a_cursor_are_kept_as_they_are_and_shown_as_they_can_be(gpt2_folder, text, tmp_path, capsys):
     named, out = (tmp_path / name for name in ("\u202e\x1b[31m.txt", "run\x1b[2J"))
     named.write_bytes(text.read_bytes())
@@ -259,6 +272,7 @@ def test_the_version_is_the_package_s(capsys):
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 @pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.slow
 def test_code_of_a_model_is_trusted_by_every_command_that_is_told_so(capsys, run, monkeypatch, command, called, trusted):
     given = []
 

@@ -21,6 +21,7 @@ def run(gpt2_folder, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_trace_names_layers_and_cells(capsys, gpt2_folder, run):
     code, out, _ = call(capsys, "trace", gpt2_folder, PROMPT, "--cells", "2", "--run", run)
     assert code == 0
@@ -92,6 +93,7 @@ def test_a_causal_check_shows_promise_and_effect_and_is_kept(capsys, run):
         (["causal", "RUN", "L9D0", "--eval", "TEXT"], "layers 1 to 3"),
     ],
 )
+@pytest.mark.slow
 def test_bad_input_gets_one_line_with_what_was_expected(capsys, gpt2_folder, run, arguments, message):
     names = {"MODEL": gpt2_folder, "RUN": run, "TEXT": run.parent / "other.txt"}
     code, _, err = call(capsys, *(names.get(part, part) for part in arguments))

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ffmem import progress
-from ffmem.cli.options import note, say, say_json
+from ffmem.cli.printing import note, say, say_json
 from ffmem.progress import Reporter
 
 NASTY = "two\nlines \x1b[31m \u202e \x9b \ud800 é東 [red]"

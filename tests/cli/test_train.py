@@ -41,6 +41,7 @@ def call(capsys, monkeypatch):
     return partial(call_main, capsys)
 
 
+@pytest.mark.slow
 def test_a_training_by_steps_tells_its_perplexity_and_what_comes_next(call, text, tmp_path):
     out = tmp_path / "model"
     code, page, notes = call("train", text, "-o", out, "--size", "small", "--steps", 12, "--device", "cpu")
@@ -126,6 +127,7 @@ def test_the_same_command_again_finds_it_finished_and_overwrite_trains_again(cal
         (["{tmp}"], "is a folder: give its files"),
     ],
 )
+@pytest.mark.slow
 def test_bad_input_gets_one_clear_line_and_exit_code_one_and_leaves_nothing(call, text, tmp_path, arguments, message):
     filled = [argument.format(text=text, tmp=tmp_path) for argument in arguments]
     code, out, err = call("train", *filled, "-o", tmp_path / "model")
@@ -146,6 +148,7 @@ def test_help_teaches_what_it_trains_how_to_continue_and_what_to_do_next(call):
         assert option in words
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_training_exits_130_and_the_same_command_continues(text, tmp_path):
     out = tmp_path / "model"
     command = [sys.executable, "-c", PROCESS, "train", str(text), "-o", str(out), "--size", "small", "--device", "cpu"]

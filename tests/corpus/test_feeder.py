@@ -154,6 +154,7 @@ if sys.argv[2] == "killed":
 
 
 @pytest.mark.parametrize("how", ["left", "killed"])
+@pytest.mark.slow
 def test_a_program_that_ends_in_the_middle_leaves_nobody_behind(long_text, tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

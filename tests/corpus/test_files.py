@@ -110,6 +110,7 @@ def written(tmp_path, name):
 
 @pytest.mark.parametrize("change", CHANGES, ids=["append", "replace", "rewrite", "remove", "truncate"])
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.xz", "a.txt.zst", "a.jsonl", "a.parquet"])
+@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, name, change):
     path = written(tmp_path, name)
     source = open_source(path)

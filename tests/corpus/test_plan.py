@@ -142,6 +142,7 @@ def spans(shards):
 
 
 @given(LENGTHS, SHARDS, st.none() | st.integers(0, 300), st.data())
+@pytest.mark.slow
 def test_resuming_behind_any_shards_gives_exactly_those_that_remain(corpus_of, lengths, shard_tokens, limit_tokens, data):
     corpus = corpus_of(["", *rivers(lengths), None], shard_tokens=shard_tokens, limit_tokens=limit_tokens, limit=12)
     shards = list(corpus.shards())
@@ -208,6 +209,7 @@ def test_an_article_ends_with_its_file(corpus_of, file):
 @given(
     shard_tokens=st.integers(1, 12), limit=st.one_of(st.none(), st.integers(1, 12)), chunk=st.integers(1, 60), data=st.data()
 )
+@pytest.mark.slow
 def test_documents_are_the_same_however_the_text_is_cut_and_whatever_is_done(corpus_of, tmp_path_factory, **drawn):
     path = tmp_path_factory.getbasetemp() / "articles.txt"
     path.write_text("river\n" + ARTICLES * 2)

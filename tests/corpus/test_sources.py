@@ -41,6 +41,7 @@ def test_packed_files_glued_together_are_read_to_the_end(file, read, ending):
     assert read(path) == (["one", "two", "three"], {})
 
 
+@pytest.mark.slow
 def test_a_packed_file_longer_than_every_buffer_is_read_whole(file, read):
     lines = [f"line {number} {number * number}" for number in range(40_000)]
     for ending, pack in PACKERS.items():

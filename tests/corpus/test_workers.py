@@ -76,6 +76,7 @@ def tell_whether_ctrl_c_is_held_back(pipe) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals a process holds back")
+@pytest.mark.slow
 def test_ctrl_c_is_held_back_in_every_process_from_its_start_the_first_one_too(tmp_path):
     script = tmp_path / "script.py"  # in a process that has started none before
     script.write_text(

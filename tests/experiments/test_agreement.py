@@ -98,6 +98,7 @@ def share(part, whole):
     return pytest.approx(part / whole, rel=1e-9) if whole else None
 
 
+@pytest.mark.slow
 def test_rows_are_the_shares_and_quartiles_of_a_loop_over_cells(case, slow, result):
     _, index, _ = case
     assert [row["layer"] for row in result.rows] == index.layers == [1, 2, 3]
@@ -297,6 +298,7 @@ def planted(variant, tokenizer, tmp_path, agreeing, *, sentences=None):
 
 @pytest.mark.parametrize("agreeing", [0, 1, 7])
 @pytest.mark.parametrize("variant", ["gpt2", "llama"])
+@pytest.mark.slow
 def test_planted_values_agree_in_exactly_the_planted_cells(variant, agreeing, tokenizer, tmp_path):
     model, judged = planted(variant, tokenizer, tmp_path, agreeing)
     index = build(model, tmp_path / "run")
@@ -424,6 +426,7 @@ def test_the_norm_is_an_option_and_the_result_says_which(gpt2, tmp_path):
     assert (one["token_id"], one["max_probability"]) == (int(wanted.argmax()), pytest.approx(float(wanted.max()), rel=1e-5))
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_and_without_one_the_run_s_own_is_loaded(gpt2_folder, llama, tmp_path):
     index = build(str(gpt2_folder), tmp_path / "run")
     with pytest.raises(RunError, match=r"was made with model .* but .* has"):

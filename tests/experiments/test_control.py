@@ -44,6 +44,7 @@ def ran(made, kind):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "adaptive_lm"])
+@pytest.mark.slow
 def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_own(kind, made, controls):
     model, index = ran(made, kind)
     own = agreement(model, index, quiet=True)
@@ -70,6 +71,7 @@ def test_every_experiment_is_asked_of_random_weights_and_kept_beside_the_run_s_o
     assert len(controls) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_again_while_nothing_differs(made, controls, monkeypatch):
     model, index = ran(made, "gpt2")
     names = ["activity", "agreement"]
@@ -89,6 +91,7 @@ def test_nothing_is_computed_again_while_nothing_differs(made, controls, monkeyp
     assert len(controls) == 6
 
 
+@pytest.mark.slow
 def test_a_text_that_changes_or_lies_in_memory_is_read_again(made, controls, tmp_path):
     model, index = ran(made, "gpt2")
     text = tmp_path / "eval.txt"
@@ -118,6 +121,7 @@ def test_stopped_in_the_middle_it_leaves_nothing(made, monkeypatch):
         load_result(index, "removal", "random")
 
 
+@pytest.mark.slow
 def test_a_damaged_control_is_made_again(made, controls):
     model, index = ran(made, "gpt2")
     run_experiments(index, ["activity"], model=model, **SMALL)

@@ -37,6 +37,7 @@ def top(model, vector, layer, *, norm):
     return int(model.vocabulary.log_probs(h[None], norm=norm)[0].argmax())
 
 
+@pytest.mark.slow
 def test_activity_is_the_share_of_cells_above_zero(case):
     model, index, _, flows = case
     result = activity(model, index, examples=COUNT, quiet=True)
@@ -47,6 +48,7 @@ def test_activity_is_the_share_of_cells_above_zero(case):
         assert found == pytest.approx(np.quantile(shares, [0.25, 0.5, 0.75]), abs=0.02)
 
 
+@pytest.mark.slow
 def test_mass_is_the_smallest_share_of_cells_that_carry_nine_tenths(case):
     model, index, _, flows = case
     result = activity(model, index, examples=COUNT, quiet=True)
@@ -60,6 +62,7 @@ def test_mass_is_the_smallest_share_of_cells_that_carry_nine_tenths(case):
         assert row["mass_median"] == pytest.approx(np.median(shares), abs=0.02)
 
 
+@pytest.mark.slow
 def test_refinement_follows_the_residual_to_the_output(case):
     model, index, _, flows = case
     result = refinement(model, index, examples=COUNT, quiet=True)
@@ -91,6 +94,7 @@ def test_refinement_follows_the_residual_to_the_output(case):
     assert result.rows[-1]["residual_matches_output"] <= 1
 
 
+@pytest.mark.slow
 def test_the_model_s_own_prediction_is_what_the_model_says(case):
     model, index, _, flows = case
     seen = []
@@ -112,6 +116,7 @@ def test_the_model_s_own_prediction_is_what_the_model_says(case):
 
 
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.slow
 def test_composition_counts_examples_whose_prediction_no_cell_makes(case, norm):
     model, index, _, flows = case
     result = composition(model, index, examples=COUNT, norm=norm, quiet=True)
@@ -155,6 +160,7 @@ def test_a_residual_that_knows_the_answer_matches_in_every_layer(tokenizer, tmp_
         assert row["ffn"] == row["composition"] == 0
 
 
+@pytest.mark.slow
 def test_a_layer_whose_prediction_is_one_cell_s_has_no_zero_agreement(tokenizer, tmp_path):
     def one_cell(raw):
         second = raw.transformer.h[1].mlp
@@ -171,6 +177,7 @@ def test_a_layer_whose_prediction_is_one_cell_s_has_no_zero_agreement(tokenizer,
     assert counted.rows[0]["active_median"] == 0
 
 
+@pytest.mark.slow
 def test_all_three_in_one_pass_are_the_same_as_each_alone_to_the_byte(made):
     model, index, _ = made("llama")
     alone = [function(model, index, examples=COUNT, quiet=True) for function in (activity, composition, refinement)]

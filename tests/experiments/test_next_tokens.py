@@ -40,6 +40,7 @@ def index(llama, tmp_path_factory):
 @pytest.mark.parametrize("end", [None, 0])
 @pytest.mark.parametrize("sign", ["+", "-"])
 @pytest.mark.parametrize("layer", [1, 3])
+@pytest.mark.slow
 def test_next_and_last_tokens_are_those_of_the_triggers_one_by_one(index, layer, sign, end):
     assert len(index.table("sentences").column("tokens").chunks) > 2
     found = next_tokens(index, layer, sign, end)

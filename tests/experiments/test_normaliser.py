@@ -104,6 +104,7 @@ def loss_alone(model, examples, bos):
 @pytest.mark.parametrize(
     "variant", ["gpt2", "gpt2-relu", "llama", "phi3", "gemma2", "adaptive_lm", "opt", "opt-post-norm-projected"]
 )
+@pytest.mark.slow
 def test_losses_are_those_of_feed_forward_layers_written_out_by_hand(variant, bos, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(MODULE.BATCH_TOKENS, "cpu", 60)
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
@@ -137,6 +138,7 @@ def test_losses_are_those_of_feed_forward_layers_written_out_by_hand(variant, bo
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *UNKNOWN])
+@pytest.mark.slow
 def test_in_every_family_the_factors_make_the_coefficients(variant, tokenizer):
     """The key's output under some activation, times up, is what enters the value matrix: gate and up are not mixed up."""
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
@@ -164,6 +166,7 @@ def test_scores_are_those_in_front_of_an_activation_that_works_in_place(tokenize
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama", "phi3", "adaptive_lm", "bloom"])
+@pytest.mark.slow
 def test_the_original_coefficients_given_back_leave_the_loss_as_it_is_bit_for_bit(variant, tokenizer, tmp_path):
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     index = built(model, tmp_path)
@@ -255,6 +258,7 @@ def test_values_of_zero_make_every_normaliser_the_same(tokenizer, tmp_path):
     assert result.facts["change_softmax_all"] == 0
 
 
+@pytest.mark.slow
 def test_effective_memories_count_only_tokens_and_are_those_of_each_prefix_alone(llama, tmp_path):
     index = built(llama, tmp_path)
     result = normaliser(llama, index, examples=8, seed=2, quiet=True)
@@ -337,6 +341,7 @@ def test_examples_that_predict_nothing_are_an_error(gpt2):
         _feeds(Examples([Example(np.array([5]), "", None)], "by hand", 1), gpt2, False)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_the_result_comes_back_from_its_file(gpt2, tmp_path):
     index = built(gpt2, tmp_path)
     before = gpt2.fingerprint()
@@ -393,6 +398,7 @@ def test_a_key_that_makes_no_coefficients_is_an_error_that_names_it(key, message
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow
 def test_a_changed_layer_costs_the_same_whether_the_blocks_below_it_run_or_are_replayed(variant, tokenizer):
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     examples = Examples([Example(np.array([4, 5, 6, 7]), "", None), Example(np.array([8, 9, 4]), "", None)], "by hand", 2)

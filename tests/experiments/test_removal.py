@@ -65,6 +65,7 @@ def by_kind(result, layer=1):
 
 @pytest.mark.parametrize("variant", ["gpt2", "gpt2-relu", "llama", "phi3", "adaptive_lm", "opt-post-norm-projected"])
 @pytest.mark.parametrize("bos", ["on", "off"])
+@pytest.mark.slow
 def test_every_coefficient_is_that_of_the_shortened_prefix_run_alone(variant, bos, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(BATCH_TOKENS, "cpu", 50)
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
@@ -214,6 +215,7 @@ def test_negative_triggers_are_never_drawn(llama, tmp_path):
         assert (draw_triggers(index, layer, cells=ALL, triggers=50, chance=np.random.default_rng(0)).stored > 0).all()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_other_cells(gpt2, tmp_path):
     index = build_index(gpt2, some_sentences(20, seed=6), out=tmp_path / "run", top=4, unit="line", quiet=True)
     texts = [json.dumps(removal(gpt2, index, cells=5, triggers=3, seed=seed, quiet=True).as_dict()) for seed in (1, 1, 2)]

@@ -45,6 +45,7 @@ def same(draw, whole):
 
 
 @pytest.mark.parametrize("kind", ["gpt2-relu", "llama", "adaptive_lm"])
+@pytest.mark.slow
 def test_draws_of_examples_are_the_experiments_on_examples_that_are_repeated(kind, made):
     model, index, _ = made(kind)
     examples = sample_examples(model, index, count=COUNT, seed=SEED, quiet=True)
@@ -149,6 +150,7 @@ def test_draws_of_removal_keep_the_triggers_of_a_cell_together(made):
         assert [row["low"], row["high"]] == pytest.approx(np.quantile(means, [0.025, 0.975]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_draws_of_the_normaliser_are_losses_per_token_of_repeated_examples(made):
     model, index, _ = made("gpt2")
     result = normaliser(model, index, examples=COUNT, seed=SEED, quiet=True)
@@ -180,6 +182,7 @@ def test_draws_of_the_normaliser_are_losses_per_token_of_repeated_examples(made)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.slow
 def test_every_claim_can_be_judged_on_every_draw_as_on_the_result_and_the_file_stays_small(kind, made):
     model, index, _ = made(kind)
     results = {one.experiment: one for one in run_experiments(index, model=model, examples=12, cells=4, quiet=True)}

@@ -24,6 +24,7 @@ from tests.experiments.conftest import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_all_experiments_run_on_every_kind_of_model_and_are_kept(kind, made):
     model, index, _ = made(kind)
     results = run_experiments(index, model=model, examples=12, cells=4, quiet=True)

@@ -44,6 +44,7 @@ def assert_same_triggers(view_triggers, offers, t, distinct, sign):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow
 def test_every_family_gives_the_triggers_of_each_prefix_run_alone(variant, tokenizer, tmp_path):
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     sentences = some_sentences(12, seed=1, longest=8)
@@ -62,6 +63,7 @@ def test_every_family_gives_the_triggers_of_each_prefix_run_alone(variant, token
 
 @pytest.mark.parametrize("distinct", ["text", "sentence", "document", "none"])
 @pytest.mark.parametrize("bos", ["on", "off"])
+@pytest.mark.slow
 def test_modes_and_bos_as_the_spec_defines_them(distinct, bos, gpt2, tmp_path):
     sentences = some_sentences(30, seed=2, longest=6)
     sentences += sentences[:5]  # repeated sentences count once, unless every prefix or document counts
@@ -184,6 +186,7 @@ def test_layers_and_limits_are_kept(gpt2, tmp_path):
     assert index["L3D7"].triggers == whole["L3D7"].triggers
 
 
+@pytest.mark.slow
 def test_the_plan_of_batches_changes_coefficients_only_by_rounding(gpt2, tmp_path):
     sentences = some_sentences(80, seed=6)
     small = build_index(gpt2, sentences, out=tmp_path / "a", unit="line", batch_tokens=64, shard_tokens=100, quiet=True)
@@ -402,6 +405,7 @@ def test_negative_coefficients_must_be_finite_too(tokenizer, tmp_path):
         build_index(loaded, ["the king ."], out=tmp_path / "run", quiet=True)
 
 
+@pytest.mark.slow
 def test_triggers_find_their_sentences_in_a_run_of_many_shards(gpt2, tmp_path):
     sentences = some_sentences(120, seed=8)
     index = build_index(gpt2, sentences, out=tmp_path / "run", unit="line", shard_tokens=30, top=9, quiet=True)
@@ -440,6 +444,7 @@ def test_a_complete_run_is_opened_though_it_cannot_be_written(gpt2, tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["the last", "one in the middle", "all"])
+@pytest.mark.slow
 def test_a_run_of_which_shards_have_vanished_is_not_finished(gpt2, tmp_path, monkeypatch, missing):
     """Another process may have put its own states in place of those that were here."""
 
@@ -548,6 +553,7 @@ def test_text_without_wikitext_marks_and_text_that_comes_once_are_left_as_they_a
     assert any(" , a <unk>" in text for text in texts_of(without))
 
 
+@pytest.mark.slow
 def test_what_became_of_wikitext_marks_is_settled_once(gpt2, tmp_path, monkeypatch):
     text = tmp_path / "wiki.txt"
     text.write_text(MARKED * 20, "utf-8")
@@ -570,6 +576,7 @@ def test_what_became_of_wikitext_marks_is_settled_once(gpt2, tmp_path, monkeypat
     assert build_index(gpt2, text, out=tmp_path / "whole", **settings).manifest == whole.manifest
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sample_is_that_of_its_records_alone_and_is_continued(gpt2, tmp_path, monkeypatch, capsys):
     lines = [sentence for sentence in some_sentences(120, seed=8) if sentence.strip()]
     text = tmp_path / "text.txt"

@@ -33,6 +33,7 @@ from tests.tiny import some_text
 for name, value in room.QUIET.items():
     os.environ.setdefault(name, value)  # Ray reads them when it is imported
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
 
 CPU = {"device": "cpu"}
 COMMAND = [sys.executable, "-c", "import sys, torch; torch.set_num_threads(1); from ffmem.cli.app import main; main()"]

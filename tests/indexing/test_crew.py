@@ -18,6 +18,8 @@ from tests.indexing.reference import SETTINGS, content
 
 CPU = {"device": "cpu"}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def alone(gpt2_folder, long_text, tmp_path_factory):

@@ -93,6 +93,7 @@ def test_places_that_cannot_be_are_refused(gpus, count, workers, devices, messag
         share_out({}, workers, devices)
 
 
+@pytest.mark.slow
 def test_workers_with_more_threads_than_there_are_cores_are_told_of(monkeypatch, gpt2_folder, long_text, tmp_path, capfd):
     monkeypatch.setattr("ffmem.indexing.devices.cores", lambda: 4)
     two = share_out({"device": "cpu"}, 2, None)
@@ -120,6 +121,7 @@ def test_a_device_and_a_map_are_not_both_wanted(gpus, device):
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="Linux only")
+@pytest.mark.slow
 def test_workers_that_spread_a_model_see_their_own_gpus_only_and_make_the_bytes_of_one(
     gpus, gpt2_folder, long_text, tmp_path, monkeypatch
 ):

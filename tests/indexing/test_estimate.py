@@ -53,6 +53,7 @@ def test_the_tokens_of_a_short_file_are_counted(corpus_of, text, ending):
 
 
 @every_ending
+@pytest.mark.slow
 def test_the_tokens_of_a_longer_file_are_estimated_within_15_percent(corpus_of, text, ending):
     corpus = corpus_of(text(20_000, ending))
     assert estimate_tokens(corpus) == pytest.approx(count(corpus), rel=0.15)

@@ -18,6 +18,7 @@ from ffmem.model.activation import Activation
 from tests.tiny import tiny_model
 
 gpu = pytest.importorskip("ffmem.indexing.gpu")
+pytestmark = pytest.mark.slow
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CELLS, T = 3, 3
 

@@ -36,6 +36,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("fed", [False, pytest.param(True, marks=pytest.mark.skipif(not can_feed(), reason="Linux only"))])
+@pytest.mark.slow
 def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(
     gpt2, long_text, whole, tmp_path, monkeypatch, fed
 ):
@@ -68,6 +69,7 @@ def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(
     assert content(run) == whole
 
 
+@pytest.mark.slow
 def test_the_same_call_again_opens_a_complete_run_and_changes_nothing(gpt2, long_text, whole, tmp_path):
     run = tmp_path / "run"
     for _ in range(2):
@@ -103,6 +105,7 @@ def test_an_unfinished_run_cannot_be_opened_and_says_what_to_do(interrupted):
         open_index(interrupted)
 
 
+@pytest.mark.slow
 def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, whole, monkeypatch):
     from ffmem.indexing import worker
 
@@ -116,6 +119,7 @@ def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, wh
     assert content(interrupted) == whole
 
 
+@pytest.mark.slow
 def test_documents_are_those_of_a_run_that_was_never_stopped(gpt2, long_text, tmp_path, monkeypatch):
     lines = [line for line in long_text.read_text("utf-8").splitlines() if line.strip() and not is_heading(line)]
     text = tmp_path / "articles.txt"  # of several shards each
@@ -144,6 +148,7 @@ def test_a_corpus_that_changed_before_the_stop_is_refused(interrupted, gpt2, lon
         long_text.write_text(text)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_work_is_noticed_and_costs_its_own_file_alone(interrupted):
     folder = RunFolder(interrupted)
     origin, chance = folder.manifest().provenance, random.Random(5)
@@ -198,6 +203,7 @@ def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrup
     ("name", "read"),
     [("state-0.safetensors", [0, 1, 2]), ("shard-000001.arrow", [1, 2]), ("shard-000000.safetensors", [0, 2])],
 )
+@pytest.mark.slow
 def test_a_damaged_file_of_the_work_costs_what_it_held_and_not_the_run(
     interrupted, gpt2, long_text, whole, monkeypatch, capsys, name, read
 ):
@@ -226,6 +232,7 @@ def test_other_settings_do_not_continue_a_run(interrupted, gpt2, long_text):
         build_index(gpt2, long_text, out=interrupted, **(SETTINGS | {"shard_tokens": 600}))
 
 
+@pytest.mark.slow
 def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(gpt2_folder, long_text, tmp_path):
     command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(long_text)]
     command += ["--shard-tokens", "300", "--batch-tokens", "128", "--top", "5", "-q"]
@@ -253,6 +260,7 @@ def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(g
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)
+@pytest.mark.slow
 def test_being_stopped_says_how_to_continue_and_being_killed_says_nothing(
     gpt2_folder, long_text, tmp_path, number, code, workers
 ):

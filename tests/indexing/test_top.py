@@ -88,6 +88,7 @@ def batches_of(count, chooser):
     seed=st.integers(0, 1 << 16),
     dense=st.sampled_from([0, 12, 10**9]),
 )
+@pytest.mark.slow
 def test_any_batching_in_any_order_equals_a_full_sort(corpus, t, distinct, negative, seed, dense):
     sentences, m = corpus
     chooser = random.Random(seed)
@@ -109,6 +110,7 @@ def test_any_batching_in_any_order_equals_a_full_sort(corpus, t, distinct, negat
     distinct=st.sampled_from(["text", "sentence", "document", "none"]),
     seed=st.integers(0, 1 << 16),
 )
+@pytest.mark.slow
 def test_parts_merged_in_any_order_equal_a_full_sort(corpus, t, distinct, seed):
     sentences, m = corpus
     chooser = random.Random(seed)

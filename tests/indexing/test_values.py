@@ -68,6 +68,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
 def test_no_way_from_a_run_takes_another_model_or_another_tokenizer(way, run, gpt2):
     before = (run / "manifest.json").read_bytes()
     with pytest.raises(RunError, match=r"was made with model .* but .* has .*: give the model it was made with"):

@@ -137,6 +137,7 @@ def test_a_seed_gives_the_same_rows_and_other_cells_do_not_change_them(planted_r
 
 @pytest.mark.parametrize("shard_tokens", [60, 10**6])
 @pytest.mark.parametrize("variant", ["gpt2-relu", "llama"])
+@pytest.mark.slow
 def test_firing_prefixes_are_all_there_are_and_each_match_is_the_nearest_that_is_left(variant, shard_tokens, tokenizer):
     model = load_model(tiny_model(variant), tokenizer=tokenizer)
     texts = some_sentences(60, seed=3)

@@ -80,6 +80,7 @@ def few_entries(n, d, seed=1):
 
 
 @pytest.mark.parametrize("size", [5000, 8192, 40], ids=["ragged", "even", "fewer-tiles-than-k"])
+@pytest.mark.slow
 def test_kept_scores_give_both_ends_of_a_full_sort_ties_included(size, everywhere):
     vocabulary, h = softmax(size), coarse(5, 6, seed=1)
     scores = vocabulary.products(h, norm=False)[0][0].scores()
@@ -104,6 +105,7 @@ def test_a_bias_a_scale_and_a_cap_are_part_of_the_scores(everywhere):
     close(found.suppressed_log_prob.double(), in_order(expected, K, False)[1])
 
 
+@pytest.mark.slow
 def test_bands_that_are_narrow_are_never_written_and_give_the_same(everywhere):
     vocabulary, h = adaptive(), few_entries(6, 64)
     products, offsets = vocabulary.products(h, norm=False)
@@ -120,6 +122,7 @@ def test_bands_that_are_narrow_are_never_written_and_give_the_same(everywhere):
     assert bands == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_many_rows_share_the_second_product_of_a_tile(everywhere):
     vocabulary, h = adaptive(), few_entries(70, 64, seed=5)
     assert_sorted(vocabulary.extremes(h, 3), vocabulary.log_probs(h), k=3)
@@ -165,6 +168,7 @@ def assert_judged(vocabulary, h, token):
 
 @pytest.mark.parametrize("make", [lambda: softmax(5000, d=64), adaptive], ids=["softmax", "adaptive"])
 @pytest.mark.parametrize("steps", [32, 3], ids=["one-program-a-row", "some-programs-a-row"])
+@pytest.mark.slow
 def test_a_words_rank_is_that_of_a_full_sort_ties_and_both_ends_of_every_band_included(make, steps, everywhere, monkeypatch):
     monkeypatch.setattr(tiles, "STEPS", steps)
     vocabulary = make()

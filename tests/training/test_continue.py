@@ -56,6 +56,7 @@ def same_end(out, whole):
 
 @pytest.mark.parametrize("at", [0, 7, STEPS - 1])
 @pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.slow
 def test_a_training_stopped_at_any_step_ends_with_the_same_weights(text, whole, tmp_path, monkeypatch, at, behind):
     stop(monkeypatch, text, tmp_path / "model", at, behind=behind)
     assert (tmp_path / "model" / STATE).exists()

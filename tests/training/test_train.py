@@ -112,6 +112,7 @@ def test_the_folder_holds_a_model_without_a_pickle_or_a_trace_of_the_work(whole)
     }
 
 
+@pytest.mark.slow
 def test_the_folder_loads_as_a_model_and_can_be_indexed(whole, text, tmp_path):
     model = ffmem.load_model(whole, device="cpu")
     assert str(model).endswith("64 cells in 2 layers, torch.float32 on cpu)")
@@ -182,6 +183,7 @@ def test_a_budget_of_half_a_minute_is_thirty_steps_of_a_second_and_the_rate_goes
 
 
 @pytest.mark.parametrize("checkpoint_minutes", [0, 0.1, 5])
+@pytest.mark.slow
 def test_time_before_a_stop_counts_and_time_between_two_sessions_does_not(text, clock, tmp_path, checkpoint_minutes):
     settings = {"minutes": 0.5, "log_every": 1, "checkpoint_minutes": checkpoint_minutes}
     for clock.stop_before in (10, 17):

@@ -17,18 +17,18 @@ from typing import Any, NoReturn, TextIO
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AGAIN = 0.1
-"""Seconds until an interrupt that was lost comes again."""
+"""Seconds after which an interrupt is raised again, in case the code that got it made do without what it was doing."""
 LONGEST = 600
-"""Characters of a line about an error."""
+"""Characters that a line about an error has at most."""
 IMPORTING = "<frozen importlib"
-"""How the files of the import machinery are called."""
+"""What the names of the files of Python's import machinery begin with."""
 DEBUG = "FFMEM_DEBUG"
 """The environment variable that shows where an error comes from."""
 
 _came: int | None = None
-"""The signal that ends this process."""
+"""The first signal that asked this process to end; None as long as none did."""
 _over = True
-"""Whether there is nothing left to interrupt."""
+"""Whether the program has done its work or is told to end, so that a signal finds nothing to interrupt."""
 
 
 class Stop(KeyboardInterrupt):
@@ -77,7 +77,7 @@ def ended(run: Callable[[], object], *, for_good: bool = False) -> NoReturn:
 
 @contextmanager
 def kept(what: str) -> Iterator[None]:
-    """An interrupt in here is told with what is kept, and how to go on."""
+    """Tell whoever interrupts the work in this context what of it is kept, and how to go on."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -86,7 +86,7 @@ def kept(what: str) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """A line for people, in which nothing is hidden, and whose middle is left out if it is too long."""
+    """A text as one line for people: nothing in it is hidden, and its middle is left out if it is too long."""
     from ffmem.text import visible
 
     line = visible(text)
@@ -119,7 +119,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _again(number: int, _: int, frame: FrameType | None) -> None:
-    """The same signal once more, for whoever hears it now.
+    """Call whoever handles the signal now, as if it had come once more.
 
     It is not sent: a library that ends may have put the default in the place of a handler, which would end us on the spot.
     """
@@ -137,7 +137,7 @@ def _interrupted() -> bool:
 
 
 def _told(error: BaseException) -> Any:
-    """The exit code of a program that ends with this error, which is told."""
+    """Print one line about the error that a program ends with, and give its exit code."""
     from ffmem.errors import FfmemError
 
     if isinstance(error, SystemExit):
@@ -175,7 +175,7 @@ def _told(error: BaseException) -> Any:
 
 
 def _known(error: Exception) -> str:
-    """What an error that has a place among the known ones says."""
+    """What an error that was foreseen says: of one of the system, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ffmem.cli.numbers import MANY, real, whole
-from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, Seed, TrustRemoteCode, note, say, say_json
+from ffmem.cli.options import AsJson, Device, Dtype, OtherModel, Quiet, Run, Seed, TrustRemoteCode
+from ffmem.cli.printing import note, say, say_json
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="`wiki16`, a Hugging Face id, a folder, or a .gguf file.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model reads.", show_default=False)]

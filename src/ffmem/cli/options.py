@@ -1,10 +1,7 @@
-"""Arguments and options that several commands share, and the note they write to standard error."""
+"""Arguments and options of the commands: those that several share, and how what is typed is read."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -13,10 +10,17 @@ import typer
 from ffmem.cells import parse_layers
 from ffmem.cli.numbers import whole
 from ffmem.errors import FfmemError
-from ffmem.text import visible
 
 MOST_LAYERS = 10_000
 """More than any model has; how many one has is known when it is loaded."""
+
+
+def option(help: str, *names: str, default: str | bool = True, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
+    """An option of a command: its help, its names where they are not the parameter's, and what reads its value.
+
+    `default` is what the help shows in the place of the parameter's default; False shows none.
+    """
+    return typer.Option(*names, help=help, show_default=default, parser=read, **more)
 
 
 def given(what: str) -> Callable[[str], str]:
@@ -36,7 +40,7 @@ def given(what: str) -> Callable[[str], str]:
 
 
 def some_layers(text: str) -> str:
-    """Refuses what no model has; the model says the rest."""
+    """Refuses layers that no model has; the model says the rest."""
     parse_layers(text, MOST_LAYERS)
     return text
 
@@ -44,50 +48,28 @@ def some_layers(text: str) -> str:
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN",
-        help="A run, made by `ffmem index`: a folder or a URL.",
-        show_default=False,
-        parser=given("a run"),
+        metavar="RUN", help="A run, made by `ffmem index`: a folder or a URL.", show_default=False, parser=given("a run")
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn.", parser=whole("seed", 0))]
-Top = Annotated[int, typer.Option(help="Triggers to keep for each cell.", parser=whole("top", 1, 10_000))]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Device = Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, ...")]
-Dtype = Annotated[
-    str, typer.Option(help="`auto`, `float32`, `bfloat16` or `float16`. Auto: float32 on a CPU, else as stored.")
+Corpus = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CORPUS...",
+        help="Text, WikiText, .jsonl or .parquet files (text also .gz .xz .zst), or `hf:ID,config=C,split=S,column=NAME` "
+        "for a Hugging Face dataset, or `pocket`, which comes with ffmem.",
+    ),
 ]
+Seed = Annotated[int, option("Of everything that is drawn.", read=whole("seed", 0))]
+Top = Annotated[int, option("Triggers to keep for each cell.", read=whole("top", 1, 10_000))]
+AsJson = Annotated[bool, option("Print JSON instead of text.", "--json")]
+Device = Annotated[str, option("`auto`, `cpu`, `cuda`, `cuda:1`, ...")]
+Dtype = Annotated[str, option("`auto`, `float32`, `bfloat16` or `float16`. Auto: float32 on a CPU, else as stored.")]
 TrustRemoteCode = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run Python code that comes with the model. Never asked; read it first."),
+    bool, option("Run Python code that comes with the model. Never asked; read it first.", "--trust-remote-code")
 ]
-MaxRecord = Annotated[
-    str, typer.Option(help="The largest record (a line of a file, a row) that is taken; a larger one is an error.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+Column = Annotated[str, option("The field or column that holds the text.")]
+MaxRecord = Annotated[str, option("The largest record (a line of a file, a row) that is taken; a larger one is an error.")]
+Quiet = Annotated[bool, option("No progress, no notes.", "--quiet", "-q")]
 OtherModel = Annotated[
-    str | None,
-    typer.Option("--model", help="The run's model, if it has moved. Its hash is checked.", show_default="the run's"),
+    str | None, option("The run's model, if it has moved. Its hash is checked.", "--model", default="the run's")
 ]
-
-
-def note(quiet: bool, text: str) -> None:
-    """A line for people beside what a command prints."""
-    if not quiet:
-        print(visible(f"ffmem: {text}"), file=sys.stderr, flush=True)
-
-
-def say(text: str) -> None:
-    """Print lines for people: whatever they hold of corpora, tokens and names can only be read."""
-    print("\n".join(map(visible, text.split("\n"))), flush=True)
-
-
-def say_json(value: Any, *, indent: int | None = None) -> None:
-    """Print JSON for a program, which a person at a terminal may read too: what a terminal would obey is escaped in it."""
-    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
-    text = json.dumps(value, ensure_ascii=not unicode, indent=indent)
-    print(re.sub(r"[^\n -~]", _escaped, text), flush=True)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0] if visible(found[0]) == found[0] else json.dumps(found[0])[1:-1]

@@ -12,14 +12,17 @@ from ffmem.corpus.sources import Texts
 from ffmem.indexing.statistics import BUILT_IN, Statistic, cell_bytes, installed_statistics
 
 SAMPLE = 400
-"""Records tokenized for the estimate."""
+"""Records of a source that are tokenized to estimate its tokens."""
 AHEAD = 1 << 22
-"""Bytes of a file that are read for it."""
+"""Bytes of a file whose characters are counted to estimate its tokens."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cells to be read, tokens (None where the size of the corpus is unknown) and bytes of disk, at most."""
+    """What a run will take: cells, tokens (None where the size of the corpus is unknown) and at most so many bytes of disk.
+
+    `work_bytes` are needed beside the run while it is built.
+    """
 
     cells: int
     tokens: int | None
@@ -50,7 +53,7 @@ def estimate_tokens(corpus: Corpus) -> int | None:
 
 
 def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
-    """Tokens at the beginning of the source, and the share of it that this is.
+    """About how many tokens the beginning of a source has, and which share of the source that beginning is.
 
     Tokens a character come from the first records; characters are counted further, since a packed file is read in
     large pieces and its share read is known only roughly near the start.
@@ -93,10 +96,12 @@ def estimate(
     workers: int = 1,
     shards: int = 1,
 ) -> Estimate:
-    """Disk for a run: 20 bytes a trigger, about 1,400 a cell with its statistics, 300 a sentence, at most one a trigger, and
-    16 a token of the vocabulary.
+    """The disk that a run takes, at most.
 
-    While it is built: a state a worker, and a shard's sums and the sentences that it had at the time.
+    A trigger takes 20 bytes, the statistics of a cell 1,400, a sentence 300 (there are at most as many as triggers), a token
+    of the vocabulary 16.
+
+    While it is built it also has a state for each worker, and for each shard its sums and the sentences that it referred to.
     """
     triggers = cells * t * signs
     known = tokens // 20 if tokens is not None else None

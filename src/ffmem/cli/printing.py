@@ -1,7 +1,10 @@
-"""What the commands print."""
+"""What the commands print: results to standard output, notes for people to standard error."""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,28 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Tokens of a value, on each side."""
+
+
+def note(quiet: bool, text: str) -> None:
+    """Print a line for people to standard error, unless they asked for quiet."""
+    if not quiet:
+        print(visible(f"ffmem: {text}"), file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Print lines for people: whatever they hold of corpora, tokens and names can only be read."""
+    print("\n".join(map(visible, text.split("\n"))), flush=True)
+
+
+def say_json(value: Any, *, indent: int | None = None) -> None:
+    """Print JSON for a program, which a person at a terminal may read too: what a terminal would obey is escaped in it."""
+    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    text = json.dumps(value, ensure_ascii=not unicode, indent=indent)
+    print(re.sub(r"[^\n -~]", _escaped, text), flush=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if visible(found[0]) == found[0] else json.dumps(found[0])[1:-1]
 
 
 def show_json(view: CellView, top: int | None) -> dict[str, Any]:
