@@ -105,17 +105,48 @@ def refused(target: object, *, room: object = "there") -> Iterator[None]:
 
 def sweep(folder: Path) -> None:
     """Delete what processes that were killed have left half written in a folder, and nothing that is still being written."""
-    if fcntl is None:  # whether it is still being written cannot be told
-        return
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        for path in [Path(entry.path) for entry in entries if is_unfinished(entry.name)]:
-            with suppress(OSError):  # it is a link, or somebody else has swept it
-                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in [Path(entry.path) for entry in entries if is_unfinished(entry.name) and not entry.is_symlink()]:
+            with suppress(OSError):  # it is no folder, or not ours to open
+                lock = FolderLock(path)
+                if lock.take():
                     shutil.rmtree(path, ignore_errors=True)
-                finally:
-                    os.close(handle)
+                lock.release()
+
+
+class FolderLock:
+    """The system's lock on a folder, which one process at a time can have and which ends with it, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handle: int | None = None
+
+    def take(self) -> bool | None:
+        """Whether this process has the lock now; False where another one has it or the folder is gone.
+
+        None where that cannot be known, since the system or the file system has no locks.
+        """
+        if fcntl is None:
+            return None
+        try:
+            self._handle = os.open(self.folder, os.O_RDONLY)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = self.folder.exists()
+        except (BlockingIOError, FileNotFoundError):
+            taken = False
+        except OSError:
+            if self._handle is None:
+                raise
+            return None
+        if not taken:
+            self.release()
+        return taken
+
+    def release(self) -> None:
+        """Give the lock to whoever asks next."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 @contextmanager
@@ -123,30 +154,15 @@ def _hidden(target: Path, mode: int) -> Iterator[Path]:
     """A locked hidden folder beside a target, which is deleted when the block ends with whatever was left in it."""
     while True:
         folder = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.ffmem-tmp")
-        handle: int | None = None
+        lock = FolderLock(folder)
         try:
             folder.mkdir(mode)
-            if fcntl is not None:
-                with suppress(FileNotFoundError):
-                    handle = os.open(folder, os.O_RDONLY)
-            if fcntl is None or (handle is not None and _locked(handle) and folder.exists()):
+            if lock.take() is not False:  # else another process took it for a left-over before it was locked
                 yield folder
                 return
-        finally:  # also where another process took it for a left-over before it was locked
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            if handle is not None:
-                os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    """Whether a folder is locked by this process now; True as well on a file system without locks, which nobody sweeps."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+            lock.release()
 
 
 def _permit(file: Path, before: os.stat_result | None, *, new: int) -> None:

@@ -14,14 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ffmem.atomic import FolderLock
 from ffmem.errors import RunError
 from ffmem.progress import Reporter, reporting
 from ffmem.run.store import LocalStore, ObjectStore
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]
 
 WRITER = "writer.json"
 """The file that says who writes a run in an object store."""
@@ -38,60 +34,40 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 def only_writer(store: LocalStore | ObjectStore, *, wait: float = 0.0, quiet: bool = False) -> Iterator[WriterFile | None]:
     """Be the only writer of a run while the block runs; in an object store this gives the file that says so.
 
-    Where another process writes, its end is awaited for `wait` seconds, and then that is an error.
+    A folder that is not there is made, and its lock ends with the process, however that ends. Where another process writes,
+    its end is awaited for `wait` seconds, and then that is an error.
     """
-    lock = FolderLock(store.path) if isinstance(store, LocalStore) else WriterFile(store)
+    file = WriterFile(store) if isinstance(store, ObjectStore) else None
+    lock = FolderLock(_made(store.path)) if isinstance(store, LocalStore) else None
     began = time.monotonic()
     with reporting("waiting", quiet=quiet) as reporter:
-        while not lock.take(reporter):
+        while (file.take(reporter) if file else lock and lock.take()) is False:
             if (waited := time.monotonic() - began) >= wait:
+                other = file.other if file else ""
                 raise RunError(
-                    f"{store.path}: another process is writing this run{lock.other}; wait for it or choose another folder"
+                    f"{store.path}: another process is writing this run{other}; wait for it or choose another folder"
                 )
             reporter.update(None, f"another process is writing {store.path}")
-            time.sleep(min(POLLED_EVERY if isinstance(lock, FolderLock) else RENEWED_EVERY, wait - waited))
+            time.sleep(min(RENEWED_EVERY if file else POLLED_EVERY, wait - waited))
     try:
-        yield lock if isinstance(lock, WriterFile) else None
+        yield file
     finally:
-        lock.release()
+        for held in (file, lock):
+            if held:
+                held.release()
 
 
-class FolderLock:
-    """The system's lock on a folder itself, which is made if need be. It ends with the process, however that ends."""
-
-    other = ""
-    """Who has it is not known."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._handle: int | None = None
-
-    def take(self, reporter: Reporter) -> bool:
-        """Whether this process has the lock now; on a file system without locks everyone has it."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:
-            raise RunError(f"expected a folder for the run, found a file at {self.path}") from error
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be made: {error.strerror}") from error
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise RunError(f"{self.path}: cannot be written: choose another folder, or change what is allowed there")
-        if fcntl is None:
-            return True
-        self._handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            return False
-        except OSError:
-            return True
-        return True
-
-    def release(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+def _made(folder: Path) -> Path:
+    """A folder that is there now and may be written to; an error where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise RunError(f"expected a folder for the run, found a file at {folder}") from error
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RunError(f"{folder}: cannot be written: choose another folder, or change what is allowed there")
+    return folder
 
 
 class WriterFile:

@@ -53,13 +53,17 @@ class Index:
         self.folder, self.manifest = folder, manifest
         self.path = folder.path
         self.layers: list[int] = manifest.settings.layers
-        self.model: MemoryModel | None = None
-        """The run's own model, if it was opened with it."""
+        self._model: MemoryModel | None = None
         if model is not None:
             from ffmem.run.model import model_of
 
-            self.model = model_of(self, model)
+            self._model = model_of(self, model)
         self._tables: dict[str, pa.Table] = {}
+
+    @property
+    def model(self) -> MemoryModel | None:
+        """The run's own model, if it was opened with it; no other can be set."""
+        return self._model
 
     @property
     def counts(self) -> Counts:
