@@ -125,6 +125,7 @@ class LayerStatistics:
             self._staged = []
 
     def _measure(self, x: Float[Tensor, "n cells"]) -> None:
+        """Give measured tokens to all statistics, as float32 and a part at a time."""
         on_cpu = x.device.type == "cpu"
         for part in x.split(max(1, (CACHED if on_cpu else STAGED) // x.shape[1])):
             # A kernel tells later of what is not a number, and no bin is for it.
@@ -149,6 +150,7 @@ class LayerStatistics:
         self._check()
 
     def _check(self) -> None:
+        """Refuse more tokens than the 32-bit counts of a histogram hold."""
         if self.measured > torch.iinfo(torch.int32).max:
             raise FfmemError("more tokens were measured than a histogram's bins can count: use --stats sample")
 
@@ -173,7 +175,8 @@ class LayerStatistics:
         for name, tensor in self._running_sums().items():
             tensor.add_(sums[name])
 
-    def _running_sums(self) -> dict[str, Any]:
+    def _running_sums(self) -> dict[str, Tensor]:
+        """The tensors into which floats are being summed, by `statistic/tensor`."""
         return {f"{name}/{key}": getattr(one, key) for name, one in self.each.items() for key in one.sums}
 
     def columns(self) -> list[pa.Array]:
