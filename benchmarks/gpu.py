@@ -37,8 +37,8 @@ from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder, prefix_keys
 from ffmem.indexing.coefficients import DeviceBatch, to_device
 from ffmem.indexing.collect import GROUP, LayerCollector, raised_flags, read_again, read_batch
+from ffmem.indexing.layer_statistics import GPU_EVERY
 from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
-from ffmem.indexing.statistics import GPU_EVERY
 from ffmem.indexing.worker import take_over_activations
 from ffmem.model.activation import Activation
 from ffmem.model.adaptive.config import AdaptiveConfig

@@ -26,7 +26,8 @@ from ffmem.corpus.plan import Batch
 from ffmem.corpus.tokens import prefix_keys
 from ffmem.indexing import gpu
 from ffmem.indexing.coefficients import DeviceBatch
-from ffmem.indexing.statistics import BUILT_IN, LayerStatistics
+from ffmem.indexing.layer_statistics import LayerStatistics
+from ffmem.indexing.statistics import BUILT_IN
 from ffmem.model import tiles
 from ffmem.model.activation import Activation
 from ffmem.model.vocabulary import Product

@@ -11,7 +11,8 @@ from ffmem import build_index, open_index
 from ffmem.errors import FfmemError
 from ffmem.indexing.collect import LayerCollector
 from ffmem.indexing.estimate import estimate, state_bytes
-from ffmem.indexing.statistics import BUILT_IN, installed_statistics, statistics_named
+from ffmem.indexing.layer_statistics import installed_statistics, statistics_named
+from ffmem.indexing.statistics import BUILT_IN
 from ffmem.run.export import export
 from tests.indexing.reference import SETTINGS, content
 from tests.indexing.test_statistics import add, batch, tokens_of

@@ -10,7 +10,8 @@ from ffmem.corpus.plan import Batch
 from ffmem.corpus.tokens import prefix_keys
 from ffmem.errors import FfmemError
 from ffmem.indexing.coefficients import Coefficients, DeviceBatch
-from ffmem.indexing.statistics import BUILT_IN, Histogram, LayerStatistics
+from ffmem.indexing.layer_statistics import LayerStatistics
+from ffmem.indexing.statistics import BUILT_IN, Histogram
 from ffmem.indexing.tables import cell_schema
 from ffmem.run.histogram import BINS, ZERO, middle, quantile
 from ffmem.run.reader import CELL_COLUMNS

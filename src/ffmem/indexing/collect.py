@@ -16,7 +16,8 @@ from ffmem.corpus.ahead import ahead
 from ffmem.corpus.plan import Batch, Shard
 from ffmem.errors import ModelError
 from ffmem.indexing.coefficients import Coefficients, DeviceBatch, to_device
-from ffmem.indexing.statistics import BUILT_IN, LayerStatistics, Statistic
+from ffmem.indexing.layer_statistics import LayerStatistics
+from ffmem.indexing.statistics import BUILT_IN, Statistic
 from ffmem.indexing.top import TopTriggers, best_of_rows, every_prefix
 from ffmem.model.activation import Activation
 from ffmem.model.memories import MemoryModel

@@ -9,7 +9,8 @@ from itertools import islice
 from ffmem.corpus.files import TextFile
 from ffmem.corpus.plan import OFTEN, Corpus
 from ffmem.corpus.sources import Texts
-from ffmem.indexing.statistics import BUILT_IN, Statistic, cell_bytes, installed_statistics
+from ffmem.indexing.layer_statistics import cell_bytes, installed_statistics
+from ffmem.indexing.statistics import BUILT_IN, Statistic
 
 SAMPLE = 400
 """Records of a source that are tokenized to estimate its tokens."""

@@ -90,11 +90,10 @@ class GpuTopTriggers(TopTriggers):
 
     def _merge(self) -> None:
         gpu_kernels.merge[(self.cells,)](
-            *self.slots,
+            self.slots,
             self.pending,
             self.bound,
             self.t,
-            self.width,
             EMPTY=EMPTY,
             WIDTH=self.width,
             PAIRS=PAIRS,
@@ -103,15 +102,14 @@ class GpuTopTriggers(TopTriggers):
 
     def _retry_overflow(self) -> None:
         gpu_kernels.retry_overflow[(RETRY_PROGRAMS,)](
-            *self.slots,
+            self.slots,
             self.pending,
-            *self.overflow[0],
+            self.overflow[0],
             self.overflow_count[0],
-            *self.overflow[1],
+            self.overflow[1],
             self.overflow_count[1],
             self.lost,
             self.t,
-            self.width,
             WIDTH=self.width,
             OVERFLOW=OVERFLOW,
             num_warps=1,
@@ -166,7 +164,7 @@ def sift(
     groups = triton.cdiv(len(rows), each)
     most = min(len(rows), NOTES * high.pending_slots) * cells
     noted = torch.zeros(len(tops), dtype=torch.int32, device=m.device)
-    lines = torch.empty(3, len(tops), most, dtype=torch.int32, device=m.device)
+    lines = torch.empty(3, len(tops) * most, dtype=torch.int32, device=m.device)
     notes = (lines[0], lines[1], lines[2].view(torch.float32))
     by_group = (nonfinite, nonfinite, nonfinite)  # any pointer: the kernel does not touch them without counts
     if counts:
@@ -181,8 +179,8 @@ def sift(
         high.bound,
         low.bound,
         noted,
-        *notes,
-        *by_group,
+        notes,
+        by_group,
         nonfinite,
         rows.start,
         rows.stop,
@@ -203,14 +201,7 @@ def sift(
     )
     if counts:
         gpu_kernels.tally[(blocks, TALLY_PROGRAMS)](
-            *by_group,
-            counts["active"],
-            counts["maximum"],
-            counts["minimum"],
-            groups,
-            cells,
-            BLOCK=BLOCK,
-            num_warps=1,
+            by_group, (counts["active"], counts["maximum"], counts["minimum"]), groups, cells, BLOCK=BLOCK, num_warps=1
         )
     for side, top in enumerate(tops):
         gpu_kernels.add_noted[(ADD_PROGRAMS,)](
@@ -218,19 +209,19 @@ def sift(
             batch.lengths,
             batch.sentences,
             batch.keys,
-            *top.slots,
+            top.slots,
             top.pending,
-            *top.overflow[0],
+            top.overflow[0],
             top.overflow_count[0],
             top.lost,
             noted[side:],
-            *(part[side] for part in notes),
+            notes,
+            side * most,
             batch.start,
             m.stride(0),
             m.stride(1),
             batch.keys.stride(0),
             top.t,
-            top.width,
             most,
             POSITION_BITS=POSITION_BITS,
             NEGATIVE=side > 0,

@@ -2,7 +2,9 @@
 
 `sift` reads a batch once and notes every hit that passes its cell's threshold, `tally` adds up what was counted, `add_noted`
 puts the noted hits into their cells' pending slots, `merge` merges these into the triggers, and `retry_overflow` puts hits
-that found no slot before into those that are free then.
+that found no slot before into those that are free then. Tuples of tensors are `notes` (row, cell and coefficient of a hit),
+`slots` (coefficient, place and two words of a key; `WIDTH` a cell), `overflow` (cell, and what a slot has) and `counts`
+(firings, maximum and minimum).
 """
 
 from __future__ import annotations
@@ -15,28 +17,14 @@ import triton.language as tl
 
 @triton.jit
 @no_type_check
-def _larger(one, other):
-    """The larger number; what is not a number is the larger."""
-    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-@no_type_check
-def _smaller(one, other):
-    """The smaller number; what is not a number is the smaller."""
-    return tl.minimum(one, other, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-@no_type_check
-def _note(passes, best, row, cell, noted, note_row, note_cell, note_best, most):
+def _note(passes, best, row, cell, noted, notes, first, most):
     """Note row, cell and coefficient of every hit that passes; one that finds no line is counted all the same."""
     one = passes.to(tl.int32)
     line = tl.atomic_add(noted, tl.sum(one, 0)) + tl.cumsum(one, 0) - 1
     passes = passes & (line < most)
-    tl.store(note_row + line, row + tl.zeros_like(cell), mask=passes)
-    tl.store(note_cell + line, cell, mask=passes)
-    tl.store(note_best + line, best, mask=passes)
+    tl.store(notes[0] + first + line, row + tl.zeros_like(cell), mask=passes)
+    tl.store(notes[1] + first + line, cell, mask=passes)
+    tl.store(notes[2] + first + line, best, mask=passes)
 
 
 @triton.jit
@@ -48,16 +36,24 @@ def _two_at_once(code: tl.constexpr, one, other):
 
 @triton.jit
 @no_type_check
-def _larger_of(one, other, PACKED: tl.constexpr):
+def _larger(one, other, PACKED: tl.constexpr):
     """The larger of each pair of numbers; what is not a number is the larger."""
-    return _larger(one, other) if PACKED == "" else _two_at_once("max.NaN." + PACKED + " $0, $1, $2;", one, other)
+    if PACKED == "":
+        found = tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        found = _two_at_once("max.NaN." + PACKED + " $0, $1, $2;", one, other)
+    return found
 
 
 @triton.jit
 @no_type_check
-def _smaller_of(one, other, PACKED: tl.constexpr):
+def _smaller(one, other, PACKED: tl.constexpr):
     """The smaller of each pair of numbers; what is not a number is the smaller."""
-    return _smaller(one, other) if PACKED == "" else _two_at_once("min.NaN." + PACKED + " $0, $1, $2;", one, other)
+    if PACKED == "":
+        found = tl.minimum(one, other, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        found = _two_at_once("min.NaN." + PACKED + " $0, $1, $2;", one, other)
+    return found
 
 
 @triton.jit
@@ -77,7 +73,7 @@ def _count(fired, found, real, PACKED: tl.constexpr):
 def _activated(x, table, ACTIVATION: tl.constexpr, PACKED: tl.constexpr):
     """What the activation makes of x; a function of 16-bit numbers is looked up in a table by their bits."""
     if ACTIVATION == "relu":
-        m = _larger_of(x, tl.zeros_like(x), PACKED)
+        m = _larger(x, tl.zeros_like(x), PACKED)
     else:
         m = tl.load(table + (x.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF))
     return m
@@ -93,12 +89,8 @@ def sift(
     bounds,
     low_bounds,
     noted,
-    note_row,
-    note_cell,
-    note_best,
-    group_fired,
-    group_highest,
-    group_lowest,
+    notes,
+    group_counts,
     nonfinite,
     first_row,
     rows,
@@ -162,9 +154,9 @@ def sift(
                         real = (column >= start) & (column < start + length)
                         high_found = tl.where(real, found, never)
                         low_found = tl.where(real, found, always)
-                    best = _larger_of(best, high_found, PACKED)
+                    best = _larger(best, high_found, PACKED)
                     if NEGATIVE or STATISTICS:
-                        worst = _smaller_of(worst, low_found, PACKED)
+                        worst = _smaller(worst, low_found, PACKED)
                     if STATISTICS:
                         firings = _count(firings, found, real, PACKED)
                 begin += COLUMNS
@@ -172,31 +164,31 @@ def sift(
             infinite = infinite | ~(high < float("inf"))
             passes = inside & (high > 0) & (high >= bound)
             if tl.max(passes.to(tl.int32), 0) > 0:
-                _note(passes, high, row, cell, noted, note_row, note_cell, note_best, most)
+                _note(passes, high, row, cell, noted, notes, 0, most)
             if NEGATIVE or STATISTICS:
                 low = -worst.to(tl.float32)
                 infinite = infinite | ~(low < float("inf"))
             if STATISTICS:
-                highest = _larger_of(highest, best, PACKED)
-                lowest = _smaller_of(lowest, worst, PACKED)
+                highest = _larger(highest, best, PACKED)
+                lowest = _smaller(lowest, worst, PACKED)
                 fired += firings.to(tl.int32)
             if NEGATIVE:
                 passes = inside & (low > 0) & (low >= low_bound)
                 if tl.max(passes.to(tl.int32), 0) > 0:
                     # The second half of the notes is for negatives.
-                    _note(passes, low, row, cell, noted + 1, note_row + most, note_cell + most, note_best + most, most)
+                    _note(passes, low, row, cell, noted + 1, notes, most, most)
     if tl.max((inside & infinite).to(tl.int32), 0) > 0:
         tl.store(nonfinite, 1)
     if STATISTICS:
         at = group.to(tl.int64) * cells + cell
-        tl.store(group_fired + at, fired, mask=inside)
-        tl.store(group_highest + at, highest, mask=inside)
-        tl.store(group_lowest + at, lowest, mask=inside)
+        tl.store(group_counts[0] + at, fired, mask=inside)
+        tl.store(group_counts[1] + at, highest, mask=inside)
+        tl.store(group_counts[2] + at, lowest, mask=inside)
 
 
 @triton.jit(do_not_specialize=["groups"])
 @no_type_check
-def tally(group_fired, group_highest, group_lowest, active, maximum, minimum, groups, cells, BLOCK: tl.constexpr):
+def tally(group_counts, counts, groups, cells, BLOCK: tl.constexpr):
     """Add the firings and extremes of all groups of sentences to those of the layer."""
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
@@ -210,26 +202,28 @@ def tally(group_fired, group_highest, group_lowest, active, maximum, minimum, gr
             group = tl.minimum(begin + ahead * tl.num_programs(1), groups - 1)
             new = begin + ahead * tl.num_programs(1) < groups
             at = group.to(tl.int64) * cells + cell
-            fired += tl.load(group_fired + at, mask=inside & new, other=0)
-            highest = tl.maximum(highest, tl.load(group_highest + at, mask=inside, other=0.0).to(tl.float32))
-            lowest = tl.minimum(lowest, tl.load(group_lowest + at, mask=inside, other=0.0).to(tl.float32))
+            fired += tl.load(group_counts[0] + at, mask=inside & new, other=0)
+            highest = tl.maximum(highest, tl.load(group_counts[1] + at, mask=inside, other=0.0).to(tl.float32))
+            lowest = tl.minimum(lowest, tl.load(group_counts[2] + at, mask=inside, other=0.0).to(tl.float32))
         begin += 4 * tl.num_programs(1)
-    tl.atomic_add(active + cell, fired, mask=inside)
-    tl.atomic_max(maximum + cell, highest, mask=inside)
-    tl.atomic_min(minimum + cell, lowest, mask=inside)
+    tl.atomic_add(counts[0] + cell, fired, mask=inside)
+    tl.atomic_max(counts[1] + cell, highest, mask=inside)
+    tl.atomic_min(counts[2] + cell, lowest, mask=inside)
 
 
 @triton.jit
 @no_type_check
-def _add_pending(cell, best, where, one, two, coefficient, place, key, pending, t, width, WIDTH: tl.constexpr):
+def _add_pending(cell, hit, slots, pending, t, WIDTH: tl.constexpr):
     """Put a hit into a pending slot, unless it cannot become a trigger; 1 where no slot is free, else 0.
 
     "The" opens very many sentences: a prefix that is held, or pending, would pass again and again. A pending hit may be
     only half written when it is compared; its slot was empty before, so it is not taken for another.
     """
+    best, where, one, two = hit
+    coefficient, place, key = slots
     slot = tl.arange(0, WIDTH)
-    used = slot < t + tl.minimum(tl.load(pending + cell), width - t)
-    at = cell * width + slot
+    used = slot < t + tl.minimum(tl.load(pending + cell), WIDTH - t)
+    at = cell * WIDTH + slot
     held = tl.load(coefficient + at, mask=used, other=0.0)
     held_place = tl.load(place + at, mask=used, other=0)
     same = used & (tl.load(key + 2 * at, mask=used, other=0) == one)
@@ -239,12 +233,8 @@ def _add_pending(cell, best, where, one, two, coefficient, place, key, pending, 
     no_slot = 0
     if tl.max((before & (same | (slot == t - 1))).to(tl.int32), 0) == 0:
         free = tl.atomic_add(pending + cell, 1)
-        if free < width - t:
-            mine = cell * width + t + free
-            tl.store(coefficient + mine, best)
-            tl.store(place + mine, where)
-            tl.store(key + 2 * mine, one)
-            tl.store(key + 2 * mine + 1, two)
+        if free < WIDTH - t:
+            _write(hit, slots, cell * WIDTH + t + free)
         else:
             no_slot = 1
     return no_slot
@@ -252,17 +242,22 @@ def _add_pending(cell, best, where, one, two, coefficient, place, key, pending, 
 
 @triton.jit
 @no_type_check
-def _add_overflow(
-    cell, best, where, one, two, cells, coefficients, places, keys, overflow_count, lost, OVERFLOW: tl.constexpr
-):
+def _write(hit, slots, at):
+    """Write a hit's coefficient, place and key into a slot."""
+    tl.store(slots[0] + at, hit[0])
+    tl.store(slots[1] + at, hit[1])
+    tl.store(slots[2] + 2 * at, hit[2])
+    tl.store(slots[2] + 2 * at + 1, hit[3])
+
+
+@triton.jit
+@no_type_check
+def _add_overflow(cell, hit, overflow, overflow_count, lost, OVERFLOW: tl.constexpr):
     """Put a hit that found no slot into the overflow list; where that is full, raise the flag that one was lost."""
     at = tl.atomic_add(overflow_count, 1)
     if at < OVERFLOW:
-        tl.store(cells + at, cell)
-        tl.store(coefficients + at, best)
-        tl.store(places + at, where)
-        tl.store(keys + 2 * at, one)
-        tl.store(keys + 2 * at + 1, two)
+        tl.store(overflow[0] + at, cell)
+        _write(hit, (overflow[1], overflow[2], overflow[3]), at)
     else:
         tl.store(lost, 1)
 
@@ -274,26 +269,19 @@ def add_noted(
     lengths,
     sentences,
     keys,
-    coefficient,
-    place,
-    key,
+    slots,
     pending,
-    overflow_cell,
-    overflow_coefficient,
-    overflow_place,
-    overflow_key,
+    overflow,
     overflow_count,
     lost,
     noted,
-    note_row,
-    note_cell,
-    note_best,
+    notes,
+    first_note,
     start,
     row_stride,
     column_stride,
     key_stride,
     t,
-    width,
     most,
     POSITION_BITS: tl.constexpr,
     NEGATIVE: tl.constexpr,
@@ -309,9 +297,9 @@ def add_noted(
         count = most
     line = tl.program_id(0)
     while line < count:
-        row = tl.load(note_row + line).to(tl.int64)
-        cell = tl.load(note_cell + line).to(tl.int64)
-        best = tl.load(note_best + line)
+        row = tl.load(notes[0] + first_note + line).to(tl.int64)
+        cell = tl.load(notes[1] + first_note + line).to(tl.int64)
+        best = tl.load(notes[2] + first_note + line)
         length = tl.load(lengths + row).to(tl.int32)
         base = m + row * row_stride + start * column_stride + cell
         begin = 0
@@ -325,96 +313,49 @@ def add_noted(
             begin += COLUMNS
         where = (tl.load(sentences + row) << POSITION_BITS) | (first + 1).to(tl.int64)
         own = row * key_stride + 2 * (length - 1 if BY_SENTENCE else first).to(tl.int64)
-        one = tl.load(keys + own)
-        two = tl.load(keys + own + 1)
-        if _add_pending(cell, best, where, one, two, coefficient, place, key, pending, t, width, WIDTH) > 0:
-            _add_overflow(
-                cell,
-                best,
-                where,
-                one,
-                two,
-                overflow_cell,
-                overflow_coefficient,
-                overflow_place,
-                overflow_key,
-                overflow_count,
-                lost,
-                OVERFLOW,
-            )
+        hit = (best, where, tl.load(keys + own), tl.load(keys + own + 1))
+        if _add_pending(cell, hit, slots, pending, t, WIDTH) > 0:
+            _add_overflow(cell, hit, overflow, overflow_count, lost, OVERFLOW)
         line += tl.num_programs(0)
 
 
 @triton.jit
 @no_type_check
 def retry_overflow(
-    coefficient,
-    place,
-    key,
+    slots,
     pending,
-    overflow_cell,
-    overflow_coefficient,
-    overflow_place,
-    overflow_key,
+    overflow,
     overflow_count,
-    again_cell,
-    again_coefficient,
-    again_place,
-    again_key,
+    again,
     again_count,
     lost,
     t,
-    width,
     WIDTH: tl.constexpr,
     OVERFLOW: tl.constexpr,
 ):
     """Offer the hits of the overflow list again after a merge; one that finds no slot again goes into the other list."""
+    cells, coefficient, place, key = overflow
     count = tl.minimum(tl.load(overflow_count), OVERFLOW)
     line = tl.program_id(0)
     while line < count:
-        cell = tl.load(overflow_cell + line)
-        best = tl.load(overflow_coefficient + line)
-        where = tl.load(overflow_place + line)
-        one = tl.load(overflow_key + 2 * line)
-        two = tl.load(overflow_key + 2 * line + 1)
-        if _add_pending(cell, best, where, one, two, coefficient, place, key, pending, t, width, WIDTH) > 0:
-            _add_overflow(
-                cell,
-                best,
-                where,
-                one,
-                two,
-                again_cell,
-                again_coefficient,
-                again_place,
-                again_key,
-                again_count,
-                lost,
-                OVERFLOW,
-            )
+        cell = tl.load(cells + line)
+        one, two = tl.load(key + 2 * line), tl.load(key + 2 * line + 1)
+        hit = (tl.load(coefficient + line), tl.load(place + line), one, two)
+        if _add_pending(cell, hit, slots, pending, t, WIDTH) > 0:
+            _add_overflow(cell, hit, again, again_count, lost, OVERFLOW)
         line += tl.num_programs(0)
 
 
 @triton.jit
 @no_type_check
-def merge(
-    coefficient,
-    place,
-    key,
-    pending,
-    bound,
-    t,
-    width,
-    EMPTY: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
+def merge(slots, pending, bound, t, EMPTY: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
     """Sort a cell's triggers and pending hits, drop repeated prefixes, and empty the pending slots."""
+    coefficient, place, key = slots
     cell = tl.program_id(0)
     count = tl.load(pending + cell)
     if count > 0:
-        used = t + tl.minimum(count, width - t)
-        begin = cell.to(tl.int64) * width
+        used = t + tl.minimum(count, WIDTH - t)
+        begin = cell.to(tl.int64) * WIDTH
         mine = tl.arange(0, WIDTH)
         c = tl.load(coefficient + begin + mine, mask=mine < used, other=0.0)
         p = tl.load(place + begin + mine, mask=mine < used, other=0)

@@ -15,7 +15,7 @@ import ffmem
 from ffmem.corpus.plan import Corpus
 from ffmem.corpus.sample import Sample
 from ffmem.errors import RunError
-from ffmem.indexing.statistics import installed_statistics, sample_every
+from ffmem.indexing.layer_statistics import installed_statistics, sample_every
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
 from ffmem.run.manifest import CorpusFacts, Manifest, ModelFacts, Settings, TokenizerFacts

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from ffmem.corpus.tokens import Sentences
 from ffmem.indexing.collect import LayerCollector
-from ffmem.indexing.statistics import LayerStatistics
+from ffmem.indexing.layer_statistics import LayerStatistics
 from ffmem.indexing.top import TopTriggers, position_of, sentence_of
 
 TRIGGER_SCHEMA = pa.schema(

@@ -15,8 +15,8 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.errors import FfmemError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.collect import LayerCollector, read_shard
+from ffmem.indexing.layer_statistics import statistics_named
 from ffmem.indexing.provenance import Subject
-from ffmem.indexing.statistics import statistics_named
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.process import Shared
