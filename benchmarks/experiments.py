@@ -23,7 +23,7 @@ import torch
 
 import ffmem
 from benchmarks.index import processor
-from ffmem.corpus.workers import cores
+from ffmem.corpus.readers import cores
 from ffmem.experiments.examples import EXAMPLES, Examples, sample_examples
 from ffmem.experiments.run import run_experiments
 from ffmem.model.adaptive.config import AdaptiveConfig

@@ -33,11 +33,12 @@ from transformers.activations import ACT2FN
 
 import ffmem
 from benchmarks.events import events
-from ffmem.corpus.plan import Batch, Corpus, plan_batches
+from ffmem.corpus.batches import Batch, plan_batches, prefix_keys
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.readers import cores
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
-from ffmem.corpus.tokens import Encoder, prefix_keys
-from ffmem.corpus.workers import cores
+from ffmem.corpus.tokens import Encoder
 from ffmem.indexing.collect import GROUP, DeviceBatch, LayerCollector, read_again, read_batch, to_device, troubles
 from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
 from ffmem.indexing.statistics import GPU_EVERY
@@ -348,7 +349,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     subject = Subject.of(model)
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     began = time.perf_counter()
-    shards = list(plan.shards_ahead())
+    shards = list(plan.stream())
     feeding = time.perf_counter() - began
     batches = [batch for shard in shards for batch in shard.batches(size, model.bos)]
     run = bare(model)

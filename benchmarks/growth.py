@@ -148,7 +148,7 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     import torch
 
     from benchmarks.index import bare
-    from ffmem.corpus.plan import Corpus
+    from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.tokens import Encoder
     from ffmem.indexing.collect import LayerCollector, read_batch
@@ -162,7 +162,7 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     }
     spent, both, ratios = 0.0, [0.0, 0.0], []
     with _survivors() as passed:
-        for shard in plan.shards():
+        for shard in plan.stream():
             for number, batch in enumerate(shard.batches(BATCH, model.bos)):
                 alone = 0.0
                 if number % every == 0:

@@ -20,7 +20,7 @@ import torch
 import ffmem
 from benchmarks.index import processor
 from ffmem.corpus.files import Pocket
-from ffmem.corpus.workers import cores
+from ffmem.corpus.readers import cores
 from ffmem.live.capture import capture
 
 TOKENS = 200

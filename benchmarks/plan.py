@@ -144,7 +144,7 @@ def _rate(model: Any, corpus: str, every: int) -> tuple[float, float]:
     import torch
 
     from benchmarks.index import bare, to_the_last_coefficients
-    from ffmem.corpus.plan import Corpus
+    from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.sources import open_source
     from ffmem.corpus.tokens import Encoder
@@ -159,7 +159,7 @@ def _rate(model: Any, corpus: str, every: int) -> tuple[float, float]:
     }
     seconds: dict[str, float] = {}
     positions = 0
-    for number, batch in enumerate(next(text.shards()).batches(4096, model.bos)):
+    for number, batch in enumerate(next(text.stream()).batches(4096, model.bos)):
         if number % every:
             continue
         if not positions:
@@ -184,7 +184,7 @@ def host() -> dict[str, Any]:
     import torch
 
     import ffmem
-    from ffmem.corpus.plan import Corpus
+    from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.sources import open_source
     from ffmem.corpus.tokens import Encoder
@@ -197,7 +197,7 @@ def host() -> dict[str, Any]:
     for _ in range(3):
         text = Corpus([open_source("pocket")], Encoder(tokenizer, 511), Unit("sentence"), "en", 1 << 18)
         began = time.process_time()
-        tokens = sum(shard.tokens for shard in text.shards())
+        tokens = sum(shard.tokens for shard in text.stream())
         spent.append((time.process_time() - began) / tokens)
     cells, t, layers = 8192, 50, 4
     parts = [[LayerCollector(layer, cells, t=t, distinct="text", negative=False, every=0, device=torch.device("cpu"))

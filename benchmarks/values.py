@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from benchmarks.index import processor
 from ffmem.corpus.ahead import ahead
-from ffmem.corpus.workers import cores
+from ffmem.corpus.readers import cores
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary

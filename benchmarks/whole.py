@@ -20,7 +20,7 @@ import torch
 
 import ffmem
 from benchmarks.events import events
-from ffmem.corpus.workers import cores
+from ffmem.corpus.readers import cores
 from ffmem.demonstration import agreement, worth_seeing
 from ffmem.experiments import run_experiments
 from ffmem.run.reader import Index

@@ -6,8 +6,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from ffmem import load_model
-from ffmem.corpus.plan import Batch
-from ffmem.corpus.tokens import document_keys, prefix_keys
+from ffmem.corpus.batches import Batch, document_keys, prefix_keys
 from ffmem.indexing.collect import DeviceBatch, LayerCollector, can_fuse, read_again, read_batch, troubles
 from ffmem.indexing.top import POSITION_BITS
 from ffmem.indexing.worker import take_over_activations

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffmem.corpus.tokens import document_keys, prefix_keys
+from ffmem.corpus.batches import document_keys, prefix_keys
 from ffmem.indexing import top as top_module
 from ffmem.indexing.statistics import extreme
 from ffmem.indexing.top import EMPTY, TopTriggers, best_of_rows, every_prefix, place_of, position_of, sentence_of

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.cells import Cell
-from ffmem.corpus.plan import padded, plan_batches
+from ffmem.corpus.batches import padded, plan_batches
 from ffmem.errors import ModelError
 from ffmem.experiments.observe import BATCH_TOKENS
 from ffmem.experiments.resampling import RESAMPLES, as_draws, draw_counts, interval, resampling_settings, shares

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ffmem.cells import SIGNS, Sign
 from ffmem.corpus.ahead import ahead
-from ffmem.corpus.plan import Batch, Shard
+from ffmem.corpus.batches import Batch
+from ffmem.corpus.shards import Shard
 from ffmem.errors import ModelError
 from ffmem.indexing.statistics import SUMS, Statistics, extreme
 from ffmem.indexing.top import TopTriggers, best_of_rows, every_prefix

@@ -61,8 +61,8 @@ class CorpusFacts:
     """Their names."""
     hash: str = ""
     """Of all records that were read, once they have been."""
-    records: int | None = None
-    """How many there are, of which a sample was drawn; None without a sample."""
+    records: list[int] | None = None
+    """How many each part has, of which a sample was drawn; None without a sample."""
     max_record: int = 0
     """Bytes that a record may have."""
 
@@ -270,7 +270,7 @@ def _fits(kind: Any, value: Any) -> bool:
         return isinstance(value, dict)
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool) and 0 <= value < MOST
-    return isinstance(value, kind)
+    return isinstance(value, get_origin(kind) or kind)
 
 
 def _object(kind: Any, value: Any, where: str) -> Any:
