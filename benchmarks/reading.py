@@ -2,9 +2,9 @@
 
     python benchmarks/reading.py [TEXT] [TOKENIZER] [--readers 1 6 14] [--tokens 20000000]
 
-TEXT is by default the pocket encyclopedia over and over, TOKENIZER (a name or a folder) one that is trained on it, with 30,000
-words. Tells when the first shard was ready, too, and how long a loop that launches work from Python took meanwhile, beside its
-time alone: 1.0 means that it was not held up.
+TEXT is by default the pocket encyclopedia over and over, TOKENIZER (a name or a folder) one that is trained on it, with
+30,000 words. Tells when the first shard was ready, too, and how long a loop of Python took meanwhile, beside its time alone:
+1.0 means that a thread which launches kernels is not held up.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Processes that read: results in order, errors told, nobody left behind, and the same shards as in one process."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -161,7 +162,7 @@ def test_processes_give_the_shards_that_a_thread_gives(corpus_of, text, unit, li
     options = {"unit": unit, "shard_tokens": 300, "limit": 24, "limit_tokens": limit_tokens, "part_shards": 3}
     corpus = corpus_of([text, text], **options)
     expected = table(corpus.stream())
-    assert expected[-1][0] > 1, "several parts"
+    assert expected[-1][0] > 0, "several parts"
     corpus = corpus_of([text, text], workers=2, **options)
     found = list(corpus.stream(planned=(64, 1)))
     assert corpus._readers is not None
@@ -231,6 +232,7 @@ def test_a_corpus_that_nobody_has_any_more_ends_its_processes(corpus_of, text):
     pid = processes.pid
     assert len(group(processes)) == 2
     del processes, corpus
+    gc.collect()
     with pytest.raises(ProcessLookupError):
         os.killpg(pid, 0)
 
