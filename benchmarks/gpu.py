@@ -31,10 +31,11 @@ from transformers.activations import ACT2FN
 
 import ffmem
 from benchmarks.shared import add_result, bare, events, measured_here, to_the_last_coefficients
-from ffmem.corpus.plan import Batch, Corpus, plan_batches
+from ffmem.corpus.batches import Batch, plan_batches, prefix_keys
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
-from ffmem.corpus.tokens import Encoder, prefix_keys
+from ffmem.corpus.tokens import Encoder
 from ffmem.indexing.coefficients import DeviceBatch, to_device
 from ffmem.indexing.collect import GROUP, LayerCollector, raised_flags, read_again, read_batch
 from ffmem.indexing.layer_statistics import GPU_EVERY
@@ -334,7 +335,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     subject = Subject.of(model)
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     began = time.perf_counter()
-    shards = list(plan.shards_ahead())
+    shards = list(plan.stream())
     feeding = time.perf_counter() - began
     batches = [batch for shard in shards for batch in shard.batches(size, model.bos)]
     run = each(bare, model)

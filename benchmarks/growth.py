@@ -144,7 +144,7 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     """Seconds of the pass, its ratio to the bare trunk (of all and the median of a batch's), and survivors a cell."""
     import torch
 
-    from ffmem.corpus.plan import Corpus
+    from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sentences import Unit
     from ffmem.corpus.tokens import Encoder
     from ffmem.indexing.collect import LayerCollector, read_batch
@@ -158,7 +158,7 @@ def _timed(model: Any, sources: list[Any], shard_tokens: int, *, top: int, every
     }
     spent, both, ratios = 0.0, [0.0, 0.0], []
     with _survivors() as passed:
-        for shard in plan.shards():
+        for shard in plan.stream():
             for number, batch in enumerate(shard.batches(BATCH, model.bos)):
                 alone = 0.0
                 if number % every == 0:

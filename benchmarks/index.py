@@ -29,7 +29,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import ffmem
 from benchmarks.shared import add_result, bare, measured_here, to_the_last_coefficients
 from ffmem.corpus.files import TextFile
-from ffmem.corpus.plan import Batch, Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.tokens import Encoder
 from ffmem.indexing.collect import LayerCollector, read_batch
@@ -99,7 +98,7 @@ def released_loop() -> dict[str, Any]:
         text = Path(folder) / "corpus.txt"
         write_corpus(text, 20_000)
         plan = Corpus([TextFile(text)], Encoder(model.tokenizer, 1023), Unit("line"), "en", 1 << 18)
-        batches = list(next(plan.shards()).batches(1024, 0))
+        batches = list(next(plan.stream()).batches(1024, 0))
     batch = batches[len(batches) // 2]
     seconds: dict[str, float] = {}
     bare(model, batch.ids)
@@ -147,7 +146,7 @@ def compare(layers: int, tokens: int, *, only_ffmem: bool) -> dict[str, Any]:
         usual = UsualWay(model)
         done = 0
         spread: list[float] = []
-        for shard in plan.shards():
+        for shard in plan.stream():
             for number, batch in enumerate(shard.batches(4096, 0)):
                 if not done:
                     bare(model, batch.ids)  # the first forward warms up

@@ -21,7 +21,7 @@ import torch
 
 import ffmem
 from benchmarks.shared import RESULTS, measured_here
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_source
 from ffmem.corpus.tokens import Encoder
@@ -74,7 +74,7 @@ def _reading(tokenizer: Any) -> float:
     """Seconds a token, from text to ids."""
     text = Corpus([open_source("pocket")], Encoder(tokenizer, 511), Unit("sentence"), "en", 1 << 18)
     began = time.process_time()
-    tokens = sum(shard.tokens for shard in text.shards())
+    tokens = sum(shard.tokens for shard in text.stream())
     return (time.process_time() - began) / tokens
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.corpus.workers import cores
+from ffmem.corpus.readers import cores
 from ffmem.indexing.collect import to_device
 from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index

@@ -22,8 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ffmem.corpus.plan import Batch
-from ffmem.corpus.tokens import prefix_keys
+from ffmem.corpus.batches import Batch, prefix_keys
 from ffmem.indexing import gpu
 from ffmem.indexing.coefficients import DeviceBatch
 from ffmem.indexing.layer_statistics import LayerStatistics

@@ -28,7 +28,7 @@ ORDER = [
 
 
 def room_of(module: str) -> str | None:
-    """The room of `ffmem.corpus.plan` is `corpus`; the package itself is no room."""
+    """The room of `ffmem.corpus.parts` is `corpus`; the package itself is no room."""
     parts = module.split(".")
     return parts[1] if parts[0] == "ffmem" and len(parts) > 1 else None
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -37,8 +37,9 @@ def read():
 def corpus_of(tokenizer):
     """A corpus of anything that can be read, a token a word."""
 
-    def make(source, *, shard_tokens=10, limit_tokens=None, unit="line", limit=64):
+    def make(source, *, shard_tokens=10, limit_tokens=None, unit="line", limit=64, **options):
         encoder = Encoder(tokenizer, limit)
-        return Corpus(open_sources(source), encoder, Unit.parse(unit), "en", shard_tokens, limit_tokens)
+        options = {"part_shards": 10**9} | options  # one part
+        return Corpus(open_sources(source), encoder, Unit.parse(unit), "en", shard_tokens, limit_tokens, **options)
 
     return make

@@ -31,7 +31,7 @@ def test_a_row_that_is_too_large_is_named(tmp_path, read, words):
 
 @pytest.mark.parametrize("words", [True, False], ids=["dictionary", "plain"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_a_page_that_would_not_fit_is_refused_before_it_is_unpacked(tmp_path, read, words, version):
+def test_rows_that_would_not_fit_together_are_refused_before_it_is_unpacked(tmp_path, read, words, version):
     texts = [f"text {number}" for number in range(300)]
     texts[210] = "a" * 1000 * KB
     path = written(tmp_path / "a.parquet", texts, use_dictionary=words, row_group_size=100, data_page_version=version)
@@ -49,37 +49,3 @@ def test_a_large_word_that_many_rows_share_is_held_once(tmp_path):
     assert len(next(records)) == 1000 * KB
     assert pa.total_allocated_bytes() - before < 5000 * KB
     assert len(list(records)) == 63
-
-
-def test_the_heads_of_all_pages_are_found(tmp_path):
-    texts = [f"a text of its own, {number * 7919 % 10007}" for number in range(5000)]
-    for version in ("1.0", "2.0"):
-        for words in (True, False):
-            path = written(
-                tmp_path / "a.parquet",
-                texts,
-                data_page_version=version,
-                use_dictionary=words,
-                data_page_size=2000,
-                write_batch_size=50,
-                write_statistics=True,
-                row_group_size=2500,
-            )
-            metadata = pq.read_metadata(path)
-            for group in range(metadata.num_row_groups):
-                chunk = metadata.row_group(group).column(1)
-                begin = chunk.dictionary_page_offset if words else chunk.data_page_offset
-                with path.open("rb") as handle:
-                    pages = list(parquet._pages(handle, begin, begin + chunk.total_compressed_size))
-                assert sum(page.rows for page in pages) == 2500
-                assert len(pages) > 1
-                heads = chunk.total_uncompressed_size - sum(page.size for page in pages)
-                assert 0 < heads < 200 * len(pages)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x15", b"\x00", b"\xff" * 50, b"\x15\x00\x15\x03\x15\x03\x2c\x15\x01\x00\x00", b"\x1c" * 9999]
-)
-def test_what_is_no_page_is_left_to_arrow(file, content):
-    with file("a", content).open("rb") as handle:
-        assert list(parquet._pages(handle, 0, 1 << 40)) == []

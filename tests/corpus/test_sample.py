@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.corpus import plan, sample
-from ffmem.corpus.plan import Span
+from ffmem.corpus import record, sample
+from ffmem.corpus.batches import mix
 from ffmem.corpus.sample import Sample
-from ffmem.corpus.tokens import mix
 from ffmem.errors import CorpusError
+from tests.corpus.test_shards import shards_of, spans
 
 
 @given(size=st.integers(1, 40), seed=st.integers(0, (1 << 63) - 1), records=st.integers(0, 60), step=st.integers(1, 70))
 def test_those_with_the_smallest_hashes_are_drawn_however_many_are_compared_at_a_time(size, seed, records, step):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample, "STEP", step)
-        found = Sample(size, seed, records).numbers.tolist()
+        found = Sample(size, seed, [records]).numbers.tolist()
     every = np.arange(1, records + 1, dtype=np.uint64)
     hashes = mix(mix(every) + mix(np.array([seed], np.uint64))).tolist()
     assert len(set(hashes)) == records
@@ -27,13 +27,13 @@ def test_those_with_the_smallest_hashes_are_drawn_however_many_are_compared_at_a
 
 
 def test_a_smaller_sample_is_part_of_a_larger_one_and_another_seed_draws_others():
-    small, large = (set(Sample(size, 3, 1000).numbers.tolist()) for size in (50, 200))
+    small, large = (set(Sample(size, 3, [1000]).numbers.tolist()) for size in (50, 200))
     assert small < large
-    assert len(small & set(Sample(50, 4, 1000).numbers.tolist())) < 15
+    assert len(small & set(Sample(50, 4, [1000]).numbers.tolist())) < 15
 
 
 def test_every_record_has_about_the_same_chance():
-    drawn = Counter(number for seed in range(2000) for number in Sample(5, seed, 20).numbers.tolist())
+    drawn = Counter(number for seed in range(2000) for number in Sample(5, seed, [20]).numbers.tolist())
     assert set(drawn) == set(range(1, 21))
     assert all(abs(count - 500) < 100 for count in drawn.values())  # five standard deviations
 
@@ -55,8 +55,8 @@ def test_a_corpus_gives_the_records_that_are_drawn_and_counts_the_others(corpus_
     for corpus in (corpus_of(TEXTS), corpus_of(path), corpus_of([path, path])):
         corpus = sampled(corpus, size)
         every = TEXTS * len(corpus.sources)
-        assert corpus.sample.records == len(every)
-        shards = list(corpus.shards())
+        assert corpus.sample.total == len(every)
+        shards = list(shards_of(corpus))
         assert texts_of(shards) == [every[number - 1] for number in corpus.sample.numbers]
         assert shards[-1].after.records == min(size, len(every))
         assert shards[-1].after.skipped.get("records outside the sample", 0) == max(0, len(every) - size)
@@ -71,15 +71,15 @@ def test_a_corpus_gives_the_records_that_are_drawn_and_counts_the_others(corpus_
 )
 def test_the_sample_is_the_same_wherever_it_is_cut_or_stopped(corpus_of, shard_tokens, limit, chunk, size, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "CHUNK", chunk)
+        patch.setattr(record, "CHUNK", chunk)
         corpus = sampled(corpus_of(TEXTS, shard_tokens=shard_tokens, limit_tokens=limit), size)
-        shards = list(corpus.shards())
+        shards = list(shards_of(corpus))
         whole = [TEXTS[number - 1] for number in corpus.sample.numbers]
         found = texts_of(shards)
         assert found == whole[: len(found)]
         assert limit is not None or found == whole
         done = data.draw(st.sets(st.sampled_from(range(len(shards)))))
-        left = list(corpus.shards({n: Span(shards[n].since, shards[n].after, shards[n].last) for n in done}))
+        left = list(shards_of(corpus, spans(shards[n] for n in done)))
     assert {shard.number: texts_of([shard]) for shard in left} == {
         shard.number: texts_of([shard]) for shard in shards if shard.number not in done
     }
@@ -89,17 +89,17 @@ def test_the_sample_is_the_same_wherever_it_is_cut_or_stopped(corpus_of, shard_t
 def test_documents_of_a_sample_are_those_of_the_whole(corpus_of, file):
     lines = [" = Title = " if number % 5 == 0 else f"river {number}" for number in range(40)]
     corpus = corpus_of(file("a.txt", "\n".join(lines).encode()))
-    documents = [document for shard in corpus.shards() for document in shard.documents.tolist()]
+    documents = [document for shard in shards_of(corpus) for document in shard.documents.tolist()]
     corpus = sampled(corpus, 12)
-    found = [document for shard in corpus.shards() for document in shard.documents.tolist()]
+    found = [document for shard in shards_of(corpus) for document in shard.documents.tolist()]
     assert found == [documents[number - 1] for number in corpus.sample.numbers]
 
 
 def test_a_corpus_of_which_there_is_more_or_less_than_was_counted_is_refused(corpus_of):
     for records in (29, 31):
-        corpus = replace(corpus_of(TEXTS), sample=Sample(5, 1, records))
+        corpus = replace(corpus_of(TEXTS), sample=Sample(5, 1, [records]))
         with pytest.raises(CorpusError, match=f"had {records} records when a sample was drawn, now it has 30"):
-            list(corpus.shards())
+            list(shards_of(corpus))
 
 
 def test_records_that_come_once_cannot_be_counted_first(corpus_of):
@@ -108,7 +108,7 @@ def test_records_that_come_once_cannot_be_counted_first(corpus_of):
 
 
 def test_counting_tells_how_far_it_is(corpus_of, monkeypatch):
-    monkeypatch.setattr(plan, "OFTEN", 10)
+    monkeypatch.setattr(record, "CHUNK", sum(map(len, TEXTS[:10])))
     told = []
     corpus_of(TEXTS).count(lambda *what: told.append(what))
     assert told == [(10 / 30, "10 records"), (20 / 30, "20 records"), (1.0, "30 records")]

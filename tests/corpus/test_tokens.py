@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ffmem.corpus.tokens import Encoder, Sentence, Sentences, prefix_keys
+from ffmem.corpus.batches import prefix_keys
+from ffmem.corpus.tokens import Encoder, Sentence, Sentences
 from tests.tiny import WORDS, word_tokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.text("aé \U0001f600ñ日 river")

@@ -57,7 +57,7 @@ def test_drawing_shard_by_shard_gives_what_drawing_at_once_gives(made, monkeypat
     model, index, text = made("gpt2")
     whole = [example.text for example in drawn(model, index, text, count=15).examples]
     monkeypatch.setattr("ffmem.experiments.examples.SHARD_TOKENS", 40)
-    monkeypatch.setattr("ffmem.corpus.plan.CHUNK", 60)
+    monkeypatch.setattr("ffmem.corpus.record.CHUNK", 60)
     assert [example.text for example in drawn(model, index, text, count=15).examples] == whole
 
 

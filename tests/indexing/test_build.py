@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ffmem import build_index, load_model, open_index
-from ffmem.corpus import plan
+from ffmem.corpus import record
+from ffmem.corpus.corpus import Corpus
 from ffmem.errors import CorpusError, FfmemError, ModelError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.provenance import sample_of
@@ -493,7 +494,7 @@ def test_a_tokenizer_without_bos_or_eos_starts_at_the_first_word(tmp_path):
 
 
 def test_a_run_that_a_large_record_stopped_goes_on_with_a_larger_limit(gpt2, tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "CHUNK", 100)  # so that shards before the large record are read before it
+    monkeypatch.setattr(record, "CHUNK", 100)  # so that shards before the large record are read before it
     text = tmp_path / "text.txt"
     text.write_text("the king .\n" * 40 + "the river " * 200 + "\n" + "a queen .\n")
     settings = {"shard_tokens": 50, "stats": "off", "wikitext": "keep", "quiet": True, "unit": "line"}  # not read before
@@ -585,7 +586,7 @@ def test_a_run_of_a_sample_is_that_of_its_records_alone_and_is_continued(gpt2, t
     whole = build_index(gpt2, text, out=tmp_path / "whole", sample=40, seed=5, **settings)
     manifest = whole.manifest
     assert (manifest.settings.sample, manifest.settings.seed) == (40, 5)
-    assert manifest.corpus.records == len(lines)
+    assert manifest.corpus.records == [len(lines)]
     assert manifest.counts.records == 40
     assert manifest.skipped == {"records outside the sample": len(lines) - 40}
     drawn = [lines[number - 1] for number in sample_of(manifest).numbers]
@@ -603,7 +604,7 @@ def test_a_run_of_a_sample_is_that_of_its_records_alone_and_is_continued(gpt2, t
         patch.setattr(checkpoint, "save", dying)
         with pytest.raises(KeyboardInterrupt):
             build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=5, **settings)
-        patch.setattr(plan.Corpus, "count", None)  # counted once only
+        patch.setattr(Corpus, "count", None)  # counted once only
         with pytest.raises(RunError, match="made with seed 5, now it is 6"):
             build_index(gpt2, text, out=tmp_path / "run", sample=40, seed=6, **settings)
         with pytest.raises(RunError, match="made with sample 40, now it is None"):

@@ -4,7 +4,7 @@ import lzma
 import pyarrow as pa
 import pytest
 
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -42,7 +42,7 @@ def text(tmp_path):
 
 
 def count(corpus):
-    *_, last = corpus.shards()
+    *_, last = corpus.stream()
     return last.after.tokens
 
 

@@ -7,8 +7,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from ffmem import load_model
-from ffmem.corpus.plan import Batch
-from ffmem.corpus.tokens import document_keys, prefix_keys
+from ffmem.corpus.batches import Batch, document_keys, prefix_keys
 from ffmem.indexing.coefficients import DeviceBatch
 from ffmem.indexing.collect import LayerCollector, can_fuse, raised_flags, read_again, read_batch
 from ffmem.indexing.statistics import BUILT_IN, Statistic

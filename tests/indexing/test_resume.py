@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from ffmem import build_index
-from ffmem.corpus import plan
-from ffmem.corpus.feeder import can_feed
+from ffmem.corpus import record
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.wikitext import is_heading
 from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
@@ -35,14 +35,14 @@ class Crash(BaseException):
     """Stands for the moment of a kill."""
 
 
-@pytest.mark.parametrize("fed", [False, pytest.param(True, marks=pytest.mark.skipif(not can_feed(), reason="Linux only"))])
+@pytest.mark.parametrize("fed", [False, pytest.param(True, marks=pytest.mark.skipif(not CAN_FORK, reason="needs forks"))])
 @pytest.mark.slow
 def test_a_crash_at_any_write_leaves_a_run_that_continues_to_the_same_bytes(
     gpt2, long_text, whole, tmp_path, monkeypatch, fed
 ):
     if fed:  # as with a GPU: a process reads the text
-        monkeypatch.setattr(plan, "SMALL", 0)
-        monkeypatch.setattr(plan.Corpus, "readers", 2)
+        monkeypatch.setattr(record, "CHUNK", 400)
+        monkeypatch.setattr(Corpus, "workers", property(lambda _: 2, lambda _, count: None))
     replace = os.replace
     writes = 0
     run = tmp_path / "run"

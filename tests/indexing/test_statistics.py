@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffmem.corpus.plan import Batch
-from ffmem.corpus.tokens import prefix_keys
+from ffmem.corpus.batches import Batch, prefix_keys
 from ffmem.errors import FfmemError
 from ffmem.indexing.coefficients import Coefficients, DeviceBatch
 from ffmem.indexing.layer_statistics import LayerStatistics

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffmem.corpus.plan import Batch
-from ffmem.corpus.tokens import document_keys, prefix_keys
+from ffmem.corpus.batches import Batch, document_keys, prefix_keys
 from ffmem.indexing import top as top_module
 from ffmem.indexing.coefficients import Coefficients, DeviceBatch
 from ffmem.indexing.top import EMPTY, TopTriggers, best_of_rows, every_prefix, place_of, position_of, sentence_of

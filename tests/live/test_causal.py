@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ffmem import Cell, FfmemError, build_index, load_model
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder

@@ -99,9 +99,10 @@ def info_lines(index: Index, disk: int) -> list[str]:
     return [visible(f"{name:<11}{text}") for name, text in lines.items()]
 
 
-def _text_read(settings: Settings, records: int | None) -> str:
+def _text_read(settings: Settings, records: list[int] | None) -> str:
     """How much of the corpus a run was made from, and what became of WikiText's marks."""
-    drawn = f"{settings.sample:,} of {records:,} records, drawn with seed {settings.seed}" if settings.sample else "all"
+    there = sum(records or ())
+    drawn = f"{settings.sample:,} of {there:,} records, drawn with seed {settings.seed}" if settings.sample else "all"
     limit = f", up to {settings.limit_tokens:,} tokens" if settings.limit_tokens else ""
     return f"{drawn}{limit}; unit {settings.unit}; WikiText's marks: {settings.wikitext}"
 

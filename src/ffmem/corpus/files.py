@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
@@ -10,93 +11,185 @@ import os
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-
-from ffmem.corpus.record import MAX_RECORD, listed, text_of, too_large
+from ffmem.corpus import record
+from ffmem.corpus.record import MAX_RECORD, Piece, Record, listed, text_of, too_large
 from ffmem.corpus.wikitext import is_heading, is_title
 from ffmem.errors import CorpusError
 from ffmem.text import visible
 
-PACKED = (".gz", ".xz", ".zst")
+PACKED = (".gz", ".xz", ".bz2", ".zst")
+UNPACKED = 3
+"""About how many bytes of text a byte of a packed file holds."""
 POCKET = {"pocket": (True, True), "pocket:9/10": (True, False), "pocket:1/10": (False, True)}
 """The names of the text that comes with ffmem, a pocket encyclopedia of 559 articles: all of them, all but every tenth,
 and every tenth. True is for what is read: of the nine, of the tenth."""
 SPECIAL = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 """What is no file and might never end, or give its text once only."""
 
+Version = tuple[int, int, int]
+"""Size, time of change and inode of a file: what tells whether it was written to or replaced."""
+
 
 @dataclass
 class TextFile:
-    """Plain or WikiText: a line is a record; blank lines and, unless wanted, headings are dropped and counted."""
+    """Plain or WikiText: a line is a record; blank lines and, unless wanted, headings are dropped and counted.
+
+    Its unit is the byte, of the unpacked text where it is packed: a line belongs to the stretch of bytes that it begins in.
+    """
 
     path: Path
-    handle: BinaryIO | None = field(default=None, repr=False)
     headings: bool = False
     title: str | None = None
     """What it is called where that is not its path."""
     max_record: int = MAX_RECORD
     """Bytes of a line, at most."""
-    articles: int = 0
-    """Titles of articles, in WikiText's layout, up to the line that was read last."""
+    share: float = field(default=0.0, repr=False, compare=False)
+    """How much of it `records` has read."""
 
     @property
     def name(self) -> str:
         return self.title or str(self.path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"handle": None}  # another process opens the file itself
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can only be read from its beginning."""
+        return self.path.suffix.lower() in PACKED
 
-    def size(self) -> int | None:
+    def size(self) -> int:
+        """The bytes of the file on disk."""
         return self.path.stat().st_size
 
-    def fraction(self) -> float | None:
-        if self.handle is None or self.handle.closed:
-            return 0.0 if self.handle is None else 1.0
-        size = os.fstat(self.handle.fileno()).st_size
-        return min(1.0, self.handle.tell() / size) if size else 0.0
+    def fraction(self) -> float:
+        """How much of the file `records` has read."""
+        return self.share
 
-    def lines(self) -> Generator[tuple[int, str], None, None]:
-        """Numbered lines (from 1) as text, or an error that names the line."""
-        number, where = 0, visible(str(self.path))
-        self.handle = None
+    def pieces(self, size: int) -> list[Piece]:
+        """The file as stretches of at most `size` bytes; a packed one is a single stretch."""
         try:
-            with unchanged(self.path) as handle, _unpacked(handle, self.path.suffix.lower()) as stream:
-                self.handle = handle
-                # Two more bytes are read, for the end of a line.
-                for number, raw in enumerate(iter(partial(stream.readline, self.max_record + 2), b""), 1):
-                    if len(raw) > self.max_record and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > self.max_record:
-                        raise too_large(f"{where}:{number}", f"a longer line, which begins {_shown(raw)}", self.max_record)
-                    if b"\0" in raw:
-                        raise CorpusError(f"{where}:{number}: expected text, found a binary file (a NUL byte)")
-                    yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"{where}:{number}: expected UTF-8, found byte 0x{error.object[error.start]:02x} at byte "
-                f"{error.start + 1} of the line; convert the file first (iconv -t utf-8)"
-            ) from error
-        except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-            kind = self.path.suffix.lower()
-            if kind in PACKED and self.handle is not None:
-                raise CorpusError(f"{where}: damaged or not a {kind} file, after line {number}: {error}") from error
-            raise CorpusError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+            end = self.size()
+        except OSError as error:
+            raise CorpusError(f"{visible(str(self.path))}: cannot be read: {error.strerror or error}") from error
+        if self.is_whole:
+            return [(0, None, UNPACKED * end)]
+        return [(begin, min(end, begin + size), min(size, end - begin)) for begin in range(0, end, size)]
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
-        self.articles = 0
-        for _, line in self.lines():
-            self.articles += is_title(line)
+        """The texts of the file in order; what is left out is counted in `skipped`."""
+        self.share = 0.0
+        for chunk in self.chunks():
+            self.share = chunk.share
+            yield from (text for _, text in chunk.records(skipped) if text is not None)
+        self.share = 1.0
+
+    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[Lines]:
+        """The lines that begin in a stretch of bytes, some at a time, not looked at yet."""
+        kind, where, lines, size = self.path.suffix.lower(), visible(str(self.path)), 0, 0
+        try:
+            with unchanged(self.path) as handle, _unpacked(handle, kind) as stream:
+                version = _version(os.fstat(handle.fileno()))
+                size = version[0]
+                stop = size if end is None and not self.is_whole else end
+                if begin:  # what is left of the line before belongs to the stretch before
+                    stream.seek(begin - 1)
+                    while (rest := stream.readline(record.CHUNK)) and not rest.endswith(b"\n"):
+                        pass
+                at = stream.tell() if begin else 0
+                while (stop is None or at < stop) and (data := self._read(stream, at, stop)):
+                    share = handle.tell() / max(1, size) if stop is None else (at + len(data) - begin) / (stop - begin)
+                    yield Lines(self, at, data, min(1.0, share), version)
+                    at += len(data)
+                    lines += data.count(b"\n")
+        except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+            if kind in PACKED and size:
+                raise CorpusError(f"{where}: damaged or not a {kind} file, after line {lines}: {error}") from error
+            raise CorpusError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+    def _read(self, stream: Any, at: int, stop: int | None) -> bytes:
+        """Some whole lines; of one that is too long only so much that this can be seen."""
+        data: bytes = stream.read(record.CHUNK if stop is None else min(record.CHUNK, stop - at))
+        return data if data.endswith(b"\n") else data + stream.readline(self.max_record + 2)
+
+    def parse(self, lines: Lines, skipped: Counter[str]) -> Iterator[Record]:
+        """The records of a chunk of this file."""
+        for at, line in lines.texts():
+            if is_title(line):
+                yield at, None
             if not line or line.isspace():
                 skipped["blank lines"] += 1
             elif not self.headings and is_heading(line):
                 skipped["headings"] += 1
             else:
-                yield line
+                yield at, line
+
+    def last_title(self, begin: int, end: int) -> int | None:
+        """The position of the last title of an article among the lines that begin in this stretch, found from its end."""
+        while begin < end:
+            middle = max(begin, end - record.CHUNK)
+            titles = [at for lines in self.chunks(middle, end) for at, line in lines.texts() if is_title(line)]
+            if titles:
+                return titles[-1]
+            end = middle
+        return None
+
+    def line_number(self, at: int) -> int:
+        """The number, from 1, of the line that begins at a byte; the file is read up to there."""
+        number = 1
+        with self.path.open("rb") as handle, _unpacked(handle, self.path.suffix.lower()) as stream:
+            while at > 0 and (data := stream.read(min(at, 1 << 20))):
+                number += data.count(b"\n")
+                at -= len(data)
+        return number
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A chunk of consecutive lines of a text file, as bytes."""
+
+    source: TextFile
+    at: int
+    """Where it begins."""
+    data: bytes
+    share: float
+    """The share of the stretch of the file that has been read with it."""
+    version: Version
+    """The file when it was opened."""
+
+    def records(self, skipped: Counter[str]) -> Iterator[Record]:
+        """The records of the chunk; what is left out is counted in `skipped`."""
+        return self.source.parse(self, skipped)
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Every line with its position, without its end; an error names the line."""
+        at, most = self.at, self.source.max_record
+        lines = self.data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        for raw in lines:
+            if len(raw) > most and len(raw.removesuffix(b"\r")) > most:
+                shown = repr(raw[:40].decode("utf-8", "replace"))
+                raise self.error(at, too_large(f"a longer line, which begins {shown}", most))
+            if b"\0" in raw:
+                raise self.error(at, "expected text, found a binary file (a NUL byte)")
+            try:
+                line = raw.decode("utf-8" if at else "utf-8-sig")
+            except UnicodeDecodeError as error:
+                found = f"found byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the line"
+                raise self.error(at, f"expected UTF-8, {found}; convert the file first (iconv -t utf-8)") from error
+            yield at, line.rstrip("\r\n")
+            at += len(raw) + 1
+
+    def error(self, at: int, what: object) -> CorpusError:
+        """An error in the line that begins there; if somebody has written to the file meanwhile, that is what is wrong."""
+        path = self.source.path
+        if _now(path) != self.version:
+            return _rewritten(path)
+        return CorpusError(f"{visible(str(path))}:{self.source.line_number(at)}: {what}")
 
 
 @dataclass
@@ -106,12 +199,20 @@ class Pocket(TextFile):
     path: Path = field(default_factory=lambda: Path(__file__).with_name("pocket.txt"))
     title: str = "pocket"
 
-    def lines(self) -> Generator[tuple[int, str], None, None]:
+    @property
+    def is_whole(self) -> bool:
+        return True
+
+    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[Lines]:
+        """All lines of the articles that are wanted."""
         article = 0
-        for number, line in super().lines():
-            article += is_heading(line)
-            if POCKET[self.title][article % 10 == 0]:
-                yield number, line
+        wanted: list[str] = []
+        for lines in super().chunks():
+            for _, line in lines.texts():
+                article += is_heading(line)
+                if POCKET[self.title][article % 10 == 0]:
+                    wanted.append(line)
+        yield Lines(self, 0, "\n".join(wanted).encode(), 1.0, lines.version)
 
 
 @dataclass
@@ -120,27 +221,31 @@ class JsonLines(TextFile):
 
     column: str = "text"
 
-    def records(self, skipped: Counter[str]) -> Iterator[str]:
-        lines, where = self.lines(), visible(str(self.path))
-        for number, line in lines:
+    def parse(self, lines: Lines, skipped: Counter[str]) -> Iterator[Record]:
+        """The records of a chunk of this file."""
+        for at, line in lines.texts():
             if not line.strip():
                 skipped["blank lines"] += 1
                 continue
             try:
-                texts = list(self._texts(line, f"{where}:{number}", skipped))
+                text = self._text(line, skipped)
             except CorpusError as error:
-                lines.throw(error)  # in there it is known whether the file is being written
-            yield from texts
+                raise lines.error(at, error) from error
+            if text is not None:
+                yield at, text
 
-    def _texts(self, line: str, where: str, skipped: Counter[str]) -> Iterator[str]:
+    def last_title(self, begin: int, end: int) -> None:
+        """There are no articles: every record is a document."""
+
+    def _text(self, line: str, skipped: Counter[str]) -> str | None:
         try:
-            record = json.loads(line)
+            found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{where}: expected a JSON object, found {line[:40]!r} ({error})") from error
-        if not isinstance(record, dict) or self.column not in record:
-            found = listed(record) if isinstance(record, dict) else type(record).__name__
-            raise CorpusError(f"{where}: expected a field {self.column!r}, found {found or 'none'}; name it with --column")
-        return text_of(record[self.column], where, skipped, self.max_record)
+            raise CorpusError(f"expected a JSON object, found {line[:40]!r} ({error})") from error
+        if not isinstance(found, dict) or self.column not in found:
+            names = listed(found) if isinstance(found, dict) else type(found).__name__
+            raise CorpusError(f"expected a field {self.column!r}, found {names or 'none'}; name it with --column")
+        return text_of(found[self.column], skipped, self.max_record)
 
 
 @contextmanager
@@ -175,11 +280,11 @@ def special(path: Path) -> str:
     return ""
 
 
-def _version(found: os.stat_result) -> tuple[int, int, int]:
+def _version(found: os.stat_result) -> Version:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _now(path: Path) -> tuple[int, int, int] | None:
+def _now(path: Path) -> Version | None:
     try:
         return _version(path.stat())
     except OSError:
@@ -193,17 +298,14 @@ def _rewritten(path: Path) -> CorpusError:
     )
 
 
-def _shown(raw: bytes) -> str:
-    """The beginning of a line that is too long."""
-    return repr(raw[:40].decode("utf-8", "replace"))
-
-
 def _unpacked(handle: BinaryIO, suffix: str) -> Any:
     """The decompressed stream of a file, by its ending."""
     if suffix == ".gz":
         return gzip.open(handle)
     if suffix == ".xz":
         return lzma.open(handle)
+    if suffix == ".bz2":
+        return bz2.open(handle)
     if suffix == ".zst":
         return io.BufferedReader(_ZstdReader(handle), 1 << 18)
     return handle
@@ -213,6 +315,8 @@ class _ZstdReader(io.RawIOBase):
     """Arrow's zstd stream as a raw file, so that lines can be read from it."""
 
     def __init__(self, handle: BinaryIO) -> None:
+        import pyarrow as pa
+
         self.stream = pa.CompressedInputStream(pa.PythonFile(handle, mode="r"), "zstd")
 
     def readable(self) -> bool:

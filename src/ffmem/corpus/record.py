@@ -1,10 +1,12 @@
-"""A record: one text of a corpus, and how large it may be."""
+"""A record, one text of a corpus: how large it may be, and rows of a table or a list as records."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from ffmem.errors import CorpusError
 from ffmem.text import beginning, quoted, shown_size, visible
@@ -13,8 +15,69 @@ MAX_RECORD = 10_000_000
 """Bytes of a record, by default: longer than any book, and short enough to be held many times."""
 SMALLEST, LARGEST = 100, 10**12
 """Bytes that a limit on records may be."""
+CHUNK = 1 << 17
+"""Bytes or characters of text that are read, segmented and tokenized together."""
+CHUNK_ROWS = 1 << 12
+"""Rows of a chunk, at most, however short they are."""
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+Piece = tuple[int, int | None, int | None]
+"""Where a stretch of a source begins and ends, in the source's own unit, and its bytes of text, where these are known."""
+Record = tuple[int, str | None]
+"""The position of a record in its source, in the source's own unit, and its text; None in place of a text says that an
+article begins there."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A chunk of consecutive rows: texts, and among them counts of what a source has left out by itself."""
+
+    where: str
+    """What a row is called in an error, with `{}` in place of its number."""
+    first: int
+    """The number of the first row."""
+    values: list[Any]
+    max_record: int
+    share: float | None
+    """The share of the stretch of the source that has been read with these rows, where that is known."""
+    before: int = 0
+    """What is added to a row's number to make its position."""
+
+    def records(self, skipped: Counter[str]) -> Iterator[Record]:
+        """The rows that have a text; those without are counted in `skipped`."""
+        for number, value in enumerate(self.values, self.first):
+            if isinstance(value, Counter):
+                skipped.update(value)
+                continue
+            try:
+                text = text_of(value, skipped, self.max_record)
+            except CorpusError as error:
+                raise CorpusError(f"{self.where.format(number)}: {error}") from error
+            if text is not None:
+                yield self.before + number, text
+
+
+def in_chunks(values: Iterable[Any], where: str, first: int, max_record: int, total: int | None = None) -> Iterator[Rows]:
+    """Rows as chunks of about `CHUNK` characters; `total` is their number, where it is known."""
+    waiting: list[Any] = []
+    characters, done = 0, 0
+    for value in values:
+        waiting.append(value)
+        characters += len(value) if isinstance(value, str) else 1
+        if characters >= CHUNK or len(waiting) == CHUNK_ROWS:
+            done += len(waiting)
+            yield Rows(where, first + done - len(waiting), waiting, max_record, done / total if total else None)
+            waiting, characters = [], 0
+    if waiting:
+        yield Rows(where, first + done, waiting, max_record, 1.0)
+
+
+def field_of(row: dict[str, Any], column: str, where: str) -> Any:
+    """The value of a row's column; a row that has no such column is an error at `where`."""
+    if column not in row:
+        raise CorpusError(f"{where}: expected a column {column!r}, found {listed(row)}; name it with --column")
+    return row[column]
 
 
 def parse_size(size: str | int) -> int:
@@ -31,10 +94,10 @@ def parse_size(size: str | int) -> int:
     return found
 
 
-def too_large(where: str, what: str, limit: int) -> CorpusError:
-    """An error for a record that is larger than one may be; `what` was found there."""
+def too_large(what: str, limit: int) -> CorpusError:
+    """An error for a record that is larger than one may be; `what` was found in its place."""
     return CorpusError(
-        f"{where}: expected a record of at most {shown_size(limit)}, found {what}: cut it into shorter ones, or allow it "
+        f"expected a record of at most {shown_size(limit)}, found {what}: cut it into shorter ones, or allow it "
         "with a larger --max-record"
     )
 
@@ -44,20 +107,21 @@ def listed(names: Iterable[object]) -> str:
     return beginning(", ".join(visible(beginning(str(name), 60)) for name, _ in zip(names, range(50), strict=False)), 300)
 
 
-def text_of(value: object, where: str, skipped: Counter[str], limit: int) -> Iterator[str]:
-    """A record's text; a missing or blank one is counted and gives none."""
+def text_of(value: object, skipped: Counter[str], limit: int) -> str | None:
+    """A record's text; a missing or blank one is counted and gives None."""
     if value is None:
         skipped["empty records"] += 1
-    elif not isinstance(value, str):
-        raise CorpusError(f"{where}: expected text, found {type(value).__name__}")
-    elif (size := _bytes(value, limit)) > limit:
-        raise too_large(where, shown_size(size), limit)
-    elif not value.strip():
+        return None
+    if not isinstance(value, str):
+        raise CorpusError(f"expected text, found {type(value).__name__}")
+    if (size := _bytes(value, limit)) > limit:
+        raise too_large(shown_size(size), limit)
+    if not value.strip():
         skipped["empty records"] += 1
-    elif not value.isascii() and _SURROGATE.search(value):
-        raise CorpusError(f"{where}: expected text, found half of a surrogate pair (it has no UTF-8)")
-    else:
-        yield value
+        return None
+    if not value.isascii() and _SURROGATE.search(value):
+        raise CorpusError("expected text, found half of a surrogate pair (it has no UTF-8)")
+    return value
 
 
 def _bytes(text: str, limit: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int
 
-from ffmem.corpus.tokens import mix
+from ffmem.corpus.batches import mix
 
 STEP = 1 << 20
 """Records whose hashes are compared at a time."""
@@ -18,14 +19,19 @@ STEP = 1 << 20
 class Sample:
     """`size` of a corpus's records, or all if it has no more, drawn by `seed`: every record with the same chance.
 
-    >>> Sample(3, 0, 10).numbers.tolist(), Sample(20, 0, 4).numbers.tolist()
+    >>> Sample(3, 0, [6, 4]).numbers.tolist(), Sample(20, 0, [4]).numbers.tolist()
     ([6, 8, 10], [1, 2, 3, 4])
     """
 
     size: int
     seed: int
-    records: int
-    """Of the whole corpus."""
+    records: Sequence[int]
+    """Of each part of the whole corpus."""
+
+    @cached_property
+    def total(self) -> int:
+        """The records of the whole corpus."""
+        return sum(self.records)
 
     @cached_property
     def numbers(self) -> Int[np.ndarray, " size"]:
@@ -36,8 +42,14 @@ class Sample:
         """
         key = mix(np.array([self.seed], np.uint64))
         drawn = np.zeros(0, np.uint64)
-        for begin in range(0, self.records, STEP):
-            drawn = np.append(drawn, np.arange(begin + 1, min(begin + STEP, self.records) + 1, dtype=np.uint64))
+        for begin in range(0, self.total, STEP):
+            drawn = np.append(drawn, np.arange(begin + 1, min(begin + STEP, self.total) + 1, dtype=np.uint64))
             if len(drawn) > self.size:
                 drawn = drawn[mix(mix(drawn) + key).argpartition(self.size - 1)[: self.size]]
         return np.sort(drawn).astype(np.int64)
+
+    def of_part(self, part: int) -> Int[np.ndarray, " n"]:
+        """The numbers, from 0 in the part, of the records of a part that are drawn."""
+        first = sum(self.records[:part])
+        begin, end = np.searchsorted(self.numbers, [first + 1, first + self.records[part] + 1])
+        return self.numbers[begin:end] - first - 1

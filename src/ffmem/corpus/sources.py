@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ffmem.corpus.files import PACKED, POCKET, JsonLines, Pocket, TextFile, special
 from ffmem.corpus.parquet import ParquetFile
-from ffmem.corpus.record import MAX_RECORD, listed, text_of
+from ffmem.corpus.record import MAX_RECORD, Piece, Record, Rows, field_of, in_chunks
 from ffmem.errors import CorpusError
 from ffmem.text import visible
 
 LINES_OF_JSON = (".jsonl", ".ndjson")
+PIECES = 1 << 10
+"""Stretches that a Hugging Face dataset is read in, at most."""
+ROW_BITS = 26
+"""The position of a dataset's row is the number of its file << ROW_BITS, plus its number in there."""
+LOOKED_AT = 64
+"""Items of a list that are looked at to tell how long its texts are."""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Something that gives records of text."""
+    """Something that gives records of text.
+
+    One that also has `pieces(size)` and `chunks(begin, end)`, as all of ours have, can be read from the middle.
+    """
 
     @property
     def name(self) -> str: ...
@@ -37,9 +47,54 @@ class Source(Protocol):
         ...
 
 
+class Chunk(Protocol):
+    """Some consecutive records of a source, which any process can look at."""
+
+    @property
+    def share(self) -> float | None:
+        """The share of the stretch of the source that has been read with it, where that is known."""
+        ...
+
+    def records(self, skipped: Counter[str]) -> Iterator[Record]: ...
+
+
+def pieces_of(source: Source, size: int) -> list[Piece]:
+    """The stretches of about `size` bytes that a source can be read in; a single one where it only gives its records."""
+    found: list[Piece] = source.pieces(size) if hasattr(source, "pieces") else [(0, None, source.size())]
+    return found
+
+
+def chunks_of(source: Source, begin: int, end: int | None) -> Iterator[Chunk]:
+    """The records of a stretch of a source, in chunks."""
+    if hasattr(source, "chunks"):
+        yield from source.chunks(begin, end)
+        return
+    skipped: Counter[str] = Counter()
+
+    def values() -> Iterator[Any]:
+        for text in source.records(skipped):
+            if skipped:
+                yield skipped.copy()
+                skipped.clear()
+            yield text
+        if skipped:
+            yield skipped
+
+    limit = getattr(source, "max_record", MAX_RECORD)
+    yield from in_chunks(values(), f"{visible(source.name)}: record {{}}", 1, limit)
+
+
+def can_be_read_again(source: Source) -> bool:
+    """Whether a source gives its records more than once: an iterator does not."""
+    return not isinstance(source, Texts) or source.is_sequence
+
+
 @dataclass
 class Dataset:
-    """A Hugging Face dataset, streamed: `Dataset("Salesforce/wikitext", config="wikitext-103-raw-v1", split="train")`."""
+    """A Hugging Face dataset, streamed: `Dataset("Salesforce/wikitext", config="wikitext-103-raw-v1", split="train")`.
+
+    Its unit is the file that it is kept in.
+    """
 
     id: str
     config: str | None = None
@@ -74,32 +129,64 @@ class Dataset:
         return cls(name, **chosen, max_record=max_record)
 
     def size(self) -> int | None:
+        """It has no size on disk."""
         return None
 
     def fraction(self) -> float | None:
+        """How much has been read is not known."""
         return None
 
+    def pieces(self, size: int) -> list[Piece]:
+        """The files of the dataset, in at most `PIECES` stretches; their sizes are not known."""
+        files = self._loaded.num_shards
+        step = -(-files // PIECES)
+        return [(begin, min(files, begin + step), None) for begin in range(0, files, step)]
+
     def records(self, skipped: Counter[str]) -> Iterator[str]:
-        name = visible(self.name)
+        """The texts of the dataset in order; what is left out is counted in `skipped`."""
+        for rows in self.chunks():
+            yield from (text for _, text in rows.records(skipped) if text is not None)
+
+    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[Rows]:
+        """The rows of these files, some at a time."""
+        files = self._loaded.num_shards
+        for file in range(begin, files if end is None else end):
+            where = visible(self.name) + (f": file {file}" if files > 1 else "")
+            part = self._loaded.shard(files, file) if files > 1 else self._loaded
+            for rows in in_chunks(self._values(part, where), f"{where}: row {{}}", 0, self.max_record):
+                yield replace(rows, before=file << ROW_BITS)
+
+    def _values(self, part: Any, where: str) -> Iterator[Any]:
+        try:
+            for number, row in enumerate(part):
+                yield field_of(row, self.column, f"{where}: row {number}")
+        except CorpusError:
+            raise
+        except Exception as error:  # the library raises many kinds, all of them about this name
+            raise self._unreadable(error) from error
+
+    @cached_property
+    def _loaded(self) -> Any:
+        """The dataset, streamed."""
         try:
             import datasets
         except ImportError as error:
-            raise CorpusError(f"{name} needs the datasets package: pip install 'ffmem[datasets]'") from error
-        for number, row in enumerate(self._rows(datasets)):
-            yield from _field(row, self.column, f"{name}: row {number}", skipped, self.max_record)
-
-    def _rows(self, datasets: Any) -> Iterator[dict[str, Any]]:
+            raise CorpusError(f"{visible(self.name)} needs the datasets package: pip install 'ffmem[datasets]'") from error
         try:
-            yield from datasets.load_dataset(self.id, self.config, split=self.split, streaming=True)
-        except Exception as error:  # the library raises many kinds, all of them about this name
-            raise CorpusError(
-                f"{visible(self.name)}: cannot be loaded: {(str(error).strip() or repr(error)).splitlines()[0]}"
-            ) from error
+            return datasets.load_dataset(self.id, self.config, split=self.split, streaming=True)
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> CorpusError:
+        return CorpusError(f"{visible(self.name)}: cannot be loaded: {(str(error).strip() or repr(error)).splitlines()[0]}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_loaded"}
 
 
 @dataclass
 class Texts:
-    """A Python iterable of strings (or of mappings with a text column)."""
+    """A Python iterable of strings (or of mappings with a text column). Its unit is the item."""
 
     texts: Iterable[Any]
     column: str = "text"
@@ -107,21 +194,51 @@ class Texts:
     read: int = 0
     max_record: int = MAX_RECORD
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether its items can be read from the middle, and again: a list, or a dataset that is in memory."""
+        return isinstance(self.texts, Sequence) or (hasattr(self.texts, "select") and hasattr(self.texts, "__len__"))
+
     def size(self) -> int | None:
+        """It has no size on disk."""
         return None
 
     def fraction(self) -> float | None:
-        return self.read / max(1, len(self.texts)) if isinstance(self.texts, Sequence) else None
+        """How much of the iterable `records` has read, where its length is known."""
+        return self.read / max(1, len(self.texts)) if self.is_sequence else None  # type: ignore[arg-type]
+
+    def pieces(self, size: int) -> list[Piece]:
+        """Stretches of items that have about `size` bytes of text, judged by some of them; an iterator is a single one."""
+        if not self.is_sequence:
+            return [(0, None, None)]
+        texts: Sequence[Any] = self.texts  # type: ignore[assignment]
+        numbers = {len(texts) * at // LOOKED_AT for at in range(LOOKED_AT)} if len(texts) else set()
+        values = [texts[number] for number in sorted(numbers)]
+        lengths = [len(str(value.get(self.column)) if isinstance(value, dict) else str(value)) for value in values]
+        mean = max(1.0, sum(lengths) / max(1, len(lengths)))
+        step = max(1, int(size / mean))
+        ends = ((begin, min(len(texts), begin + step)) for begin in range(0, len(texts), step))
+        return [(begin, end, round((end - begin) * mean)) for begin, end in ends]
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
+        """The texts in order; what is left out is counted in `skipped`."""
         self.read = 0
-        for number, value in enumerate(self.texts):
+        for number, value in enumerate(self._values(0, None)):
             self.read += 1
-            where = f"item {number} of the corpus"
-            if isinstance(value, dict):
-                yield from _field(value, self.column, where, skipped, self.max_record)
-            else:
-                yield from text_of(value, where, skipped, self.max_record)
+            row = Rows("item {} of the corpus", number, [value], self.max_record, None)
+            yield from (text for _, text in row.records(skipped) if text is not None)
+
+    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[Rows]:
+        """These items, some at a time."""
+        total = None if not self.is_sequence else (len(self.texts) if end is None else end) - begin  # type: ignore[arg-type]
+        return in_chunks(self._values(begin, end), "item {} of the corpus", begin, self.max_record, total)
+
+    def _values(self, begin: int, end: int | None) -> Iterator[Any]:
+        """What stands for the text of each item."""
+        texts: Any = self.texts
+        items = (texts[number] for number in range(begin, end)) if self.is_sequence and end is not None else iter(texts)
+        for number, value in enumerate(items, begin):
+            yield field_of(value, self.column, f"item {number} of the corpus") if isinstance(value, dict) else value
 
 
 def open_sources(
@@ -198,9 +315,3 @@ def _name(name: str, what: str) -> str:
             f"expected {what} in UTF-8, found {visible(name)}: rename it, or link it under another name"
         ) from error
     return name
-
-
-def _field(row: dict[str, Any], column: str, where: str, skipped: Counter[str], limit: int) -> Iterator[str]:
-    if column not in row:
-        raise CorpusError(f"{where}: expected a column {column!r}, found {listed(row)}; name it with --column")
-    return text_of(row[column], where, skipped, limit)

@@ -7,13 +7,13 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int, UInt8
 
-from ffmem.corpus.sentences import Segmenter
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Ids = Int[np.ndarray, " pos"]
 NONE = np.zeros(0, np.int32)
@@ -148,6 +148,8 @@ class Sentences:
     @property
     def texts(self) -> pa.LargeStringArray:
         """The texts as Arrow has them; nothing is copied."""
+        import pyarrow as pa  # not by those that only read and tokenize
+
         offsets = pa.py_buffer(np.append(0, self.text_stops))
         return pa.LargeStringArray.from_buffers(len(self), offsets, pa.py_buffer(self.text))
 
@@ -178,7 +180,9 @@ class Sentences:
         return Sentences(self.text[text], self.sizes[own], self.ids[tokens], self.lengths[own], self.ends[tokens])
 
     def take(self, rows: Int[np.ndarray, " n"]) -> Sentences:
-        """Those with these numbers."""
+        """The sentences with these numbers, in this order."""
+        import pyarrow as pa
+
         lengths = self.lengths[rows]
         begins = np.repeat(self.stops[rows] - np.cumsum(lengths), lengths)
         flat = begins + np.arange(len(begins))
@@ -219,96 +223,3 @@ class Sentences:
 
 def _known(sentence: Sentence) -> Ids:
     return np.full_like(sentence.ids, -1) if sentence.ends is None else sentence.ends
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Some records as sentences."""
-
-    sentences: Sentences
-    units: Int[np.ndarray, " units"]
-    """Sentences of each unit: none if it has no token, several if it was longer than the model's context."""
-    records: Int[np.ndarray, " records"]
-    """Units of each record."""
-
-    @cached_property
-    def unit_stops(self) -> Int[np.ndarray, " units"]:
-        """The number of sentences up to the end of each unit."""
-        return np.cumsum(self.units, dtype=np.int64)
-
-    @cached_property
-    def record_stops(self) -> Int[np.ndarray, " records"]:
-        """The number of units up to the end of each record."""
-        return np.cumsum(self.records, dtype=np.int64)
-
-    @cached_property
-    def sentence_stops(self) -> Int[np.ndarray, " records"]:
-        """The number of sentences up to the end of each record."""
-        return np.append(0, self.unit_stops)[self.record_stops]
-
-    @cached_property
-    def token_stops(self) -> Int[np.ndarray, " records"]:
-        """The number of tokens up to the end of each record."""
-        return np.append(0, self.sentences.stops)[self.sentence_stops]
-
-    def units_of(self, first: int, last: int, end: int | None = None) -> Int[np.ndarray, " units"]:
-        """Sentences of each unit of these records; only those before sentence `end` where that is given."""
-        begin, stop = ((int(self.record_stops[record - 1]) if record else 0) for record in (first, last))
-        units = self.units[begin:stop]
-        if end is None:
-            return units
-        # The unit that holds sentence `end` counts for what is taken of it, if anything.
-        whole = int(np.searchsorted(self.unit_stops, end, side="right"))
-        rest = end - (int(self.unit_stops[whole - 1]) if whole else 0)
-        return np.append(self.units[begin:whole], [rest] if rest else []).astype(np.int64)
-
-
-def cut_records(tools: tuple[Segmenter, Encoder], records: list[str]) -> Cut:
-    """Segment and tokenize some records in one call of the tokenizer."""
-    segmenter, encoder = tools
-    texts = [list(segmenter.split(record)) for record in records]
-    groups = list(encoder.encode([text for units in texts for text in units]))
-    return Cut(
-        Sentences.of([sentence for group in groups for sentence in group]),
-        units=np.array([len(group) for group in groups], np.int32),
-        records=np.array([len(units) for units in texts], np.int32),
-    )
-
-
-def prefix_keys(ids: Int[np.ndarray, "batch pos"]) -> Int[np.ndarray, "batch pos 2"]:
-    """A 128-bit hash of every prefix of every row: equal for equal prefixes, whatever follows.
-
-    Each (token, position) is mixed to a random-looking pair of words and the prefix's are added up, so all prefixes
-    cost one running sum. Two different prefixes collide with probability 2^-128.
-
-    >>> a, b = prefix_keys(np.array([[5, 6, 7], [5, 6, 8]]))
-    >>> bool((a[1] == b[1]).all()), bool((a[2] == b[2]).all())
-    (True, False)
-    """
-    batch, pos = ids.shape
-    place = np.arange(pos, dtype=np.uint64) << np.uint64(32)
-    words = ids.astype(np.uint64) | place
-    lanes = [mix(words + salt).cumsum(axis=1, dtype=np.uint64) for salt in (_SALT, ~_SALT)]
-    return np.stack([mix(lane) for lane in lanes], axis=-1).view(np.int64).reshape(batch, pos, 2)
-
-
-def document_keys(documents: Int[np.ndarray, " batch"], pos: int) -> Int[np.ndarray, "batch pos 2"]:
-    """The same 128-bit hash for every prefix of every row of a document, by its number.
-
-    >>> a, b, c = document_keys(np.array([7, 7, 8]), 5)
-    >>> bool((a == b).all()), bool((a == a[0]).all()), bool((a == c).any())
-    (True, True, False)
-    """
-    words = documents.astype(np.uint64)
-    keys = np.stack([mix(mix(words + salt)) for salt in (_SALT, ~_SALT)], axis=-1).view(np.int64)
-    return np.repeat(keys[:, None], pos, axis=1)
-
-
-_SALT = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every input bit changes every output bit with probability one half."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from ffmem.corpus.batches import padded, plan_batches
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.files import POCKET
-from ffmem.corpus.plan import Corpus, padded, plan_batches
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import Source, open_source, open_sources
 from ffmem.corpus.tokens import Encoder, Sentence
@@ -20,6 +21,7 @@ from ffmem.experiments.experiment import EXAMPLES
 from ffmem.indexing.provenance import sample_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
+from ffmem.run.manifest import MOST
 from ffmem.run.reader import Index
 from ffmem.run.results import check_request
 
@@ -100,10 +102,11 @@ def corpus_like(index: Index, encoder: Encoder, eval: Any = None) -> Corpus | No
         encoder,
         Unit.parse(manifest.settings.unit),
         manifest.settings.language,
-        SHARD_TOKENS,
+        manifest.settings.shard_tokens,
         limit_tokens=manifest.settings.limit_tokens if own else None,
         sample=sample_of(manifest) if own else None,
         plain=manifest.settings.wikitext == "plain",
+        part_shards=MOST,  # as build_index has it, for now
     )
 
 
@@ -118,7 +121,7 @@ def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) 
     """The sentences with the smallest random numbers, in the order of the corpus, holding a shard at a time."""
     held: list[tuple[float, int, Sentence]] = []
     with reporting("drawing examples", quiet=quiet) as reporter:
-        for shard in corpus.shards_ahead():
+        for shard in corpus.stream():
             numbers = chance.random(len(shard.sentences))
             limit = held[-1][0] if len(held) == count else np.inf
             found = np.flatnonzero(numbers < limit).tolist()

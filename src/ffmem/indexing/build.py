@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from ffmem.cells import parse_layers
-from ffmem.corpus.plan import Corpus, Shard
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.readers import cores, get_ready
 from ffmem.corpus.record import MAX_RECORD, parse_size
 from ffmem.corpus.sample import Sample
 from ffmem.corpus.sentences import Unit
+from ffmem.corpus.shards import Shard
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
-from ffmem.corpus.workers import cores, get_ready
 from ffmem.errors import CorpusError, FfmemError, ModelError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.crew import Crew, check_known
@@ -142,11 +143,12 @@ def build_index(
         encoder = Encoder(subject.tokenizer, min(context, parsed.tokens or context))
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if facts.device == "cuda" else 1
-        plan = Corpus(sources, encoder, parsed, language, shard_tokens=1, limit_tokens=limit_tokens, workers=readers)
+        # For now the corpus is one part, whoever reads it.
+        plan = Corpus(sources, encoder, parsed, language, 1, limit_tokens, workers=readers, part_shards=MOST)
         if not overwrite and (found := folder.manifest()) and found.is_complete and not folder.parts(WORK):
             return _opened(folder, found, wanted, subject, plan, loaded)  # it may be one that can only be read
-        if plan.is_fed:
-            get_ready()
+        if facts.device == "cuda":
+            get_ready(readers)
         with folder.locked(quiet=quiet):
             folder.check_own(overwrite=overwrite)  # somebody may have come first
             manifest = None if overwrite or not _worth_keeping(folder) else folder.manifest()
@@ -245,8 +247,8 @@ def _drawn(plan: Corpus, size: int, seed: int, quiet: bool) -> Sample:
     """A sample of the corpus, all of which is read once for it."""
     with reporting("counting records", quiet=quiet) as reporter:
         found = Sample(size, seed, plan.count(reporter.update))
-    if found.records <= size and not quiet:
-        print(f"ffmem: the text has {found.records:,} records: the sample is all of them", file=sys.stderr, flush=True)
+    if found.total <= size and not quiet:
+        print(f"ffmem: the text has {found.total:,} records: the sample is all of them", file=sys.stderr, flush=True)
     return found
 
 
@@ -298,8 +300,9 @@ class _Run:
         """Those that are left; where a process reads them, it begins at once."""
         done = {number: kept.span for number, kept in self.kept.items()}
         batches = self.settings.batch_tokens, int(self.settings.bos)
-        with closing(self.plan.shards_ahead(done, batches)) as shards:
+        with closing(self.plan.stream(done={0: done}, planned=batches)) as shards:
             yield map(self.checked, shards)
+        self.plan.close()
 
     def checked(self, shard: Shard) -> Shard:
         if shard.last and not shard.first and not shard.sentences:

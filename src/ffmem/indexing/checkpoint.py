@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.corpus.plan import Progress, Shard, Span
+from ffmem.corpus.shards import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.errors import RunError
 from ffmem.indexing.collect import LayerCollector
@@ -96,6 +96,7 @@ def save(
         "since": shard.since.as_dict(),
         "after": shard.after.as_dict(),
         "last": shard.last,
+        "full": shard.full,
         "sentences": digest,
         **counted,
     }
@@ -175,7 +176,7 @@ def kept(folder: RunFolder) -> dict[int, Kept]:
                 raise _damaged(folder, state, f"shard {number} is in two states")
             if there.issuperset(_own_files(number)):
                 facts = _facts(folder, _own_files(number)[1])
-                span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
+                span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"], facts["full"])
                 found[number] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
     return dict(sorted(found.items()))
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ffmem.corpus.plan import Batch
+from ffmem.corpus.batches import Batch
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ffmem.cells import SIGNS, Sign
 from ffmem.corpus.ahead import ahead
-from ffmem.corpus.plan import Batch, Shard
+from ffmem.corpus.batches import Batch
+from ffmem.corpus.shards import Shard
 from ffmem.errors import ModelError
 from ffmem.indexing.coefficients import Coefficients, DeviceBatch, to_device
 from ffmem.indexing.layer_statistics import LayerStatistics

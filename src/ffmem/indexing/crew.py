@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ffmem.corpus.plan import Shard
+from ffmem.corpus.shards import Shard
 from ffmem.errors import FfmemError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.lane import Lane, Lost, Nobody

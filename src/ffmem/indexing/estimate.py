@@ -6,14 +6,16 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.files import TextFile
-from ffmem.corpus.plan import OFTEN, Corpus
 from ffmem.corpus.sources import Texts
 from ffmem.indexing.layer_statistics import cell_bytes, installed_statistics
 from ffmem.indexing.statistics import BUILT_IN, Statistic
 
 SAMPLE = 400
 """Records of a source that are tokenized to estimate its tokens."""
+OFTEN = 64
+"""Records between two looks at how much of a file has been read."""
 AHEAD = 1 << 22
 """Bytes of a file whose characters are counted to estimate its tokens."""
 
@@ -48,7 +50,7 @@ def estimate_tokens(corpus: Corpus) -> int | None:
         tokens, share = _begin(corpus, texts)
         total += tokens / max(share, 1e-9)
     if corpus.sample is not None:
-        total *= min(1.0, corpus.sample.size / max(1, corpus.sample.records))
+        total *= min(1.0, corpus.sample.size / max(1, corpus.sample.total))
     limit = corpus.limit_tokens
     return round(total) if limit is None else min(limit, round(total))
 

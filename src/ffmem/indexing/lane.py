@@ -5,14 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, runtime_checkable
 
-from ffmem.corpus.workers import hidden_main
 from ffmem.errors import FfmemError
 from ffmem.run.store import forget
 
@@ -152,3 +154,43 @@ def _end(*_: Any) -> None:
     """At once, in the midst of whatever it is, but leaving nothing behind."""
     forget()
     os._exit(128 + signal.SIGTERM)
+
+
+_starting = threading.Lock()
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """Start processes in here: they do not run the caller's script again, and Ctrl-C is not for them.
+
+    A spawned process would run it, unless that looks like an interactive session. Workers need nothing of it, and a script
+    without a main guard must not break. A process inherits which signals are blocked.
+    """
+    with _starting, _no_interrupts():
+        yield from _hidden()
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # With the first process another one starts, which keeps track of what they share; that lets signals in again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hidden() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if getattr(main, name, None) is not None}
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)

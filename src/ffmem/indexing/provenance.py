@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import ffmem
-from ffmem.corpus.plan import Corpus
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sample import Sample
 from ffmem.errors import RunError
 from ffmem.indexing.layer_statistics import installed_statistics, sample_every
@@ -115,7 +115,9 @@ def new_manifest(subject: Subject, plan: Corpus, settings: Settings) -> Manifest
         ffmem=ffmem.__version__,
         model=subject.facts,
         tokenizer=TokenizerFacts(subject.tokenizer_hash),
-        corpus=CorpusFacts([source.name for source in plan.sources], records=plan.sample.records if plan.sample else None),
+        corpus=CorpusFacts(
+            [source.name for source in plan.sources], records=list(plan.sample.records) if plan.sample else None
+        ),
         settings=settings,
         environment=subject.environment,
     )

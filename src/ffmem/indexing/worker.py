@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ffmem.corpus.plan import Shard
+from ffmem.corpus.shards import Shard
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import FfmemError
 from ffmem.indexing import checkpoint

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 
 from ffmem.cells import Cell
-from ffmem.corpus.plan import padded, plan_batches
+from ffmem.corpus.batches import padded, plan_batches
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import CorpusError, FfmemError, RunError
 from ffmem.experiments.examples import corpus_like

@@ -11,7 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ffmem.cells import Cell
-from ffmem.corpus.plan import Batch, Corpus, Shard
+from ffmem.corpus.batches import Batch
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.shards import Shard
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 
@@ -129,7 +131,7 @@ def gather(
         Gathered(cell, thresholds[cell], limit, np.random.default_rng([seed, 3, cell.layer, cell.index])) for cell in cells
     ]
     with reporting("looking for prefixes", quiet=quiet) as reporter:
-        for shard in corpus.shards_ahead():
+        for shard in corpus.stream():
             if not shard.sentences:
                 continue
             prefixes, coefficients = _read(model, shard, cells, bos)

@@ -61,8 +61,8 @@ class CorpusFacts:
     """The names of the files and data sets, in the order in which they were read."""
     hash: str = ""
     """The hash of all records that were read; empty while the run is being made."""
-    records: int | None = None
-    """How many records there are, of which a sample was drawn; None without a sample."""
+    records: list[int] | None = None
+    """How many records each part has, of which a sample was drawn; None without a sample."""
     max_record: int = 0
     """The most bytes that a record may have."""
 
@@ -274,7 +274,7 @@ def _fits(kind: Any, value: Any) -> bool:
         return isinstance(value, dict)
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool) and 0 <= value < MOST
-    return isinstance(value, kind)
+    return isinstance(value, get_origin(kind) or kind)
 
 
 def _object(kind: Any, value: Any, where: str) -> Any:

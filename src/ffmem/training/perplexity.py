@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffmem.corpus.plan import plan_batches
+from ffmem.corpus.batches import plan_batches
 from ffmem.model.adaptive.bands import IGNORED
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.training.stream import MARK, UNKNOWN, Ids

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Int
 
 from ffmem.atomic import atomic_file
+from ffmem.corpus.readers import cores, shared
 from ffmem.corpus.sentences import Segmenter, Unit
 from ffmem.corpus.sources import Source
 from ffmem.corpus.wikitext import is_heading
-from ffmem.corpus.workers import cores, shared
 from ffmem.errors import CorpusError
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, split_words
 from ffmem.progress import Reporter

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from ffmem.cells import Cell
-from ffmem.corpus.plan import padded, plan_batches
+from ffmem.corpus.batches import padded, plan_batches
 from ffmem.errors import ModelError
 from ffmem.experiments.experiment import Experiment, Figure
 from ffmem.experiments.numbers import share

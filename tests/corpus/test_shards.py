@@ -1,3 +1,5 @@
+"""Shards of one part: every sentence once, the same however they are read, left out where they are done."""
+
 import json
 import threading
 import time
@@ -8,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.corpus import plan
-from ffmem.corpus.plan import PADDING, Progress, Span, plan_batches
+from ffmem.corpus import record
+from ffmem.corpus.batches import PADDING
+from ffmem.corpus.shards import Progress, Span
 from ffmem.errors import CorpusError
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=40)
 SHARDS = st.integers(1, 50)
+
+
+def shards_of(corpus, done=None):
+    """The shards of a corpus that is one part."""
+    (part,) = corpus.parts()
+    return corpus.shards(part, done, room=corpus.limit_tokens)
 
 
 def river(words):
@@ -45,7 +54,7 @@ def thread_of_the_corpus():
 
 @given(LENGTHS, SHARDS)
 def test_the_shards_hold_every_sentence_once_and_in_order(corpus_of, lengths, shard_tokens):
-    shards = list(corpus_of(rivers(lengths), shard_tokens=shard_tokens).shards())
+    shards = list(shards_of(corpus_of(rivers(lengths), shard_tokens=shard_tokens)))
     assert [len(sentence.ids) for shard in shards for sentence in shard.sentences] == lengths
     assert [shard.number for shard in shards] == list(range(len(shards)))
     assert [shard.last for shard in shards] == [False] * (len(shards) - 1) + [True]
@@ -61,34 +70,22 @@ def test_the_shards_hold_every_sentence_once_and_in_order(corpus_of, lengths, sh
 
 
 def test_a_shard_ends_with_the_record_that_fills_it(corpus_of, monkeypatch):
-    monkeypatch.setattr(plan, "OFTEN", 1)
-    shards = list(corpus_of(rivers([4, 5, 1, 12, 3]), shard_tokens=10).shards())
+    monkeypatch.setattr(record, "CHUNK", 1)
+    shards = list(shards_of(corpus_of(rivers([4, 5, 1, 12, 3]), shard_tokens=10)))
     assert [shard.tokens for shard in shards] == [10, 12, 3]
     assert [shard.after.records for shard in shards] == [3, 4, 5]
     assert [shard.fraction for shard in shards] == [0.6, 0.8, 1.0]
 
 
 def test_an_empty_corpus_is_one_empty_shard(corpus_of):
-    (shard,) = corpus_of([]).shards()
+    (shard,) = shards_of(corpus_of([]))
     assert (shard.last, list(shard.sentences), shard.after) == (True, [], Progress())
     assert list(shard.batches(100, None)) == []
 
 
-@given(st.lists(st.integers(1, 200), max_size=60), st.integers(1, 500))
-def test_batches_hold_every_sentence_once_within_tokens_and_padding(lengths, batch_tokens):
-    groups = plan_batches(np.array(lengths, np.int64), batch_tokens)
-    assert sorted(row for rows in groups for row in rows.tolist()) == list(range(len(lengths)))
-    for rows in groups:
-        inside = [lengths[row] for row in rows]
-        area = len(inside) * max(inside)
-        assert inside == sorted(inside)
-        assert area <= batch_tokens or len(inside) == 1
-        assert area - sum(inside) <= PADDING * area
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.sampled_from([None, 0, 7]), st.integers(1, 100))
 def test_the_batches_of_a_shard_hold_its_ids_padded_behind(corpus_of, lengths, bos, batch_tokens):
-    shard = list(corpus_of(rivers([3, *lengths]), shard_tokens=3).shards())[1]
+    shard = list(shards_of(corpus_of(rivers([3, *lengths]), shard_tokens=3)))[1]
     seen = Counter()
     start = 0 if bos is None else 1
     for batch in shard.batches(batch_tokens, bos):
@@ -107,16 +104,16 @@ def test_the_batches_of_a_shard_hold_its_ids_padded_behind(corpus_of, lengths, b
 @given(LENGTHS, SHARDS, st.integers(1, 400), st.none() | st.integers(0, 300))
 def test_the_plan_depends_neither_on_the_chunk_nor_on_the_thread(corpus_of, lengths, shard_tokens, chunk, limit_tokens):
     corpus = corpus_of([*rivers(lengths), ""], shard_tokens=shard_tokens, limit_tokens=limit_tokens, limit=12)
-    expected = table(corpus.shards())
-    assert table(corpus.shards_ahead()) == expected
+    expected = table(shards_of(corpus))
+    assert table(corpus.stream()) == expected
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "CHUNK", chunk)
-        assert table(corpus.shards()) == expected
+        patch.setattr(record, "CHUNK", chunk)
+        assert table(shards_of(corpus)) == expected
 
 
 @given(LENGTHS, SHARDS, st.integers(0, 300))
 def test_the_limit_takes_whole_sentences_up_to_the_first_that_exceeds_it(corpus_of, lengths, shard_tokens, limit):
-    *_, last = shards = list(corpus_of(rivers(lengths), shard_tokens=shard_tokens, limit_tokens=limit).shards())
+    *_, last = shards = list(shards_of(corpus_of(rivers(lengths), shard_tokens=shard_tokens, limit_tokens=limit)))
     fitting = int((np.cumsum(lengths) <= limit).sum())
     assert [len(sentence.ids) for shard in shards for sentence in shard.sentences] == lengths[:fitting]
     assert last.after.tokens == sum(lengths[:fitting]) <= limit
@@ -124,19 +121,19 @@ def test_the_limit_takes_whole_sentences_up_to_the_first_that_exceeds_it(corpus_
 
 
 def test_the_limit_may_fall_inside_a_record(corpus_of):
-    (shard,) = corpus_of(["The river left. The sea left. The king left."], limit_tokens=11, unit="sentence").shards()
+    (shard,) = shards_of(corpus_of(["The river left. The sea left. The king left."], limit_tokens=11, unit="sentence"))
     assert [sentence.text for sentence in shard.sentences] == ["The river left.", "The sea left."]
 
 
 def test_only_what_the_limit_keeps_is_counted(corpus_of):
-    (shard,) = corpus_of([f"{river(2)}\n{river(12)}"], limit_tokens=4, limit=5).shards()
+    (shard,) = shards_of(corpus_of([f"{river(2)}\n{river(12)}"], limit_tokens=4, limit=5))
     assert (shard.after.sentences, shard.after.tokens, shard.after.cut) == (1, 2, 0)
 
 
 def spans(shards):
     """What is kept of finished shards."""
     return {
-        shard.number: Span(*(Progress(**mark.as_dict()) for mark in (shard.since, shard.after)), shard.last)
+        shard.number: Span(*(Progress(**mark.as_dict()) for mark in (shard.since, shard.after)), shard.last, shard.full)
         for shard in shards
     }
 
@@ -145,12 +142,12 @@ def spans(shards):
 @pytest.mark.slow
 def test_resuming_behind_any_shards_gives_exactly_those_that_remain(corpus_of, lengths, shard_tokens, limit_tokens, data):
     corpus = corpus_of(["", *rivers(lengths), None], shard_tokens=shard_tokens, limit_tokens=limit_tokens, limit=12)
-    shards = list(corpus.shards())
+    shards = list(shards_of(corpus))
     for count in range(len(shards)):
-        assert table(corpus.shards(spans(shards[:count]))) == table(shards[count:])
+        assert table(shards_of(corpus, spans(shards[:count]))) == table(shards[count:])
     numbers = data.draw(st.sets(st.integers(0, len(shards) - 1)))
     left = [shard for shard in shards if shard.number not in numbers]
-    assert table(corpus.shards(spans(shards[number] for number in numbers))) == table(left)
+    assert table(shards_of(corpus, spans(shards[number] for number in numbers))) == table(left)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +167,9 @@ def test_resuming_behind_any_shards_gives_exactly_those_that_remain(corpus_of, l
 )
 @pytest.mark.parametrize("way", ["shards", "shards_ahead"])
 def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, noticed, way):
-    done = spans([next(corpus_of(["one", "two", "three"], shard_tokens=2).shards())])
-    resumed = getattr(corpus_of(texts, shard_tokens=2), way)(done)
+    done = spans([next(shards_of(corpus_of(["one", "two", "three"], shard_tokens=2)))])
+    corpus = corpus_of(texts, shard_tokens=2)
+    resumed = getattr(corpus, way)(corpus.parts()[0], done)
     if noticed:
         with pytest.raises(CorpusError, match=r"the corpus has changed .*first 2 records"):
             list(resumed)
@@ -181,7 +179,9 @@ def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, notice
 
 
 def documents_of(shards):
-    return [document for shard in shards for document in shard.documents.tolist()]
+    """The document of every sentence, by the number of its first sentence, from 1."""
+    found = [document for shard in shards for document in shard.documents.tolist()]
+    return [found.index(document) + 1 for document in found]
 
 
 ARTICLES = (
@@ -191,19 +191,28 @@ ARTICLES = (
 
 
 def test_a_document_is_an_article_and_elsewhere_a_record(corpus_of, file):
-    assert documents_of(corpus_of(file("a.txt", b"river\nriver\n\nriver")).shards()) == [1, 2, 3]
-    assert documents_of(corpus_of(file("b.txt", ARTICLES.encode())).shards()) == [1, 1, 1, 4, 5, 5]
-    assert documents_of(corpus_of(file("c.txt", b"river\nriver\n" + ARTICLES.encode())).shards()) == [1, 2, 3, 3, 3, 6, 7, 7]
+    assert documents_of(shards_of(corpus_of(file("a.txt", b"river\nriver\n\nriver")))) == [1, 2, 3]
+    assert documents_of(shards_of(corpus_of(file("b.txt", ARTICLES.encode())))) == [1, 1, 1, 4, 5, 5]
+    assert documents_of(shards_of(corpus_of(file("c.txt", b"river\nriver\n" + ARTICLES.encode())))) == [
+        1,
+        2,
+        3,
+        3,
+        3,
+        6,
+        7,
+        7,
+    ]
     rows = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in ("river\nriver", " = One = \nriver", "river"))
-    assert documents_of(corpus_of(file("d.jsonl", rows)).shards()) == [1, 1, 2, 2, 3]
-    assert documents_of(corpus_of(["river\nriver", "river"]).shards()) == [1, 1, 2]
-    assert documents_of(corpus_of([]).shards()) == []
+    assert documents_of(shards_of(corpus_of(file("d.jsonl", rows)))) == [1, 1, 3, 3, 5]
+    assert documents_of(shards_of(corpus_of(["river\nriver", "river"]))) == [1, 1, 3]
+    assert documents_of(shards_of(corpus_of([]))) == []
 
 
 def test_an_article_ends_with_its_file(corpus_of, file):
     first, second = file("a.txt", b" = One = \nriver\nriver"), file("b.txt", b"river\n = Two = \nriver\nriver")
-    assert documents_of(corpus_of([first, second]).shards()) == [1, 1, 3, 4, 4]
-    assert documents_of(corpus_of([second, first]).shards()) == [1, 2, 2, 4, 4]
+    assert documents_of(shards_of(corpus_of([first, second]))) == [1, 1, 3, 4, 4]
+    assert documents_of(shards_of(corpus_of([second, first]))) == [1, 2, 2, 4, 4]
 
 
 @given(
@@ -214,22 +223,22 @@ def test_documents_are_the_same_however_the_text_is_cut_and_whatever_is_done(cor
     path = tmp_path_factory.getbasetemp() / "articles.txt"
     path.write_text("river\n" + ARTICLES * 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "CHUNK", drawn["chunk"])
+        patch.setattr(record, "CHUNK", drawn["chunk"])
         corpus = corpus_of(path, shard_tokens=drawn["shard_tokens"], limit_tokens=drawn["limit"])
-        shards = list(corpus.shards())
-        whole = documents_of(corpus_of(path).shards())
+        shards = list(shards_of(corpus))
+        whole = documents_of(shards_of(corpus_of(path)))
         found = documents_of(shards)
         assert found == whole[: len(found)]
         assert len(found) == shards[-1].after.sentences
         done = drawn["data"].draw(st.sets(st.sampled_from(range(len(shards)))))
-        left = list(corpus.shards(spans(shards[number] for number in done)))
+        left = list(shards_of(corpus, spans(shards[number] for number in done)))
     assert {shard.number: shard.documents.tolist() for shard in left} == {
         shard.number: shard.documents.tolist() for shard in shards if shard.number not in done
     }
 
 
 def test_the_keys_of_a_batch_are_of_documents_where_that_is_asked(corpus_of, file):
-    [shard] = corpus_of(file("b.txt", ARTICLES.encode())).shards()
+    [shard] = shards_of(corpus_of(file("b.txt", ARTICLES.encode())))
     for bos in (None, 7):
         keys = {}
         for batch in shard.batches(4, bos, by_document=True):
@@ -244,29 +253,29 @@ def test_the_keys_of_a_batch_are_of_documents_where_that_is_asked(corpus_of, fil
 
 def test_a_change_between_finished_shards_is_noticed_before_any_is_read(corpus_of):
     texts = rivers([3, 4, 5, 6, 7, 8])
-    shards = list(corpus_of(texts, shard_tokens=3).shards())
+    shards = list(shards_of(corpus_of(texts, shard_tokens=3)))
     done = spans([shards[3]])
     changed = corpus_of([river(2) + " sea", *texts[1:]], shard_tokens=3)
     with pytest.raises(CorpusError, match="the corpus has changed"):
-        next(changed.shards(done))
-    assert [shard.number for shard in corpus_of(texts, shard_tokens=3).shards(done)] == [0, 1, 2, 4, 5, 6]
+        next(shards_of(changed, done))
+    assert [shard.number for shard in shards_of(corpus_of(texts, shard_tokens=3), done)] == [0, 1, 2, 4, 5, 6]
 
 
 def test_text_behind_a_finished_last_shard_is_noticed(corpus_of):
     texts = rivers([3, 4, 5])
-    shards = list(corpus_of(texts, shard_tokens=3).shards())
+    shards = list(shards_of(corpus_of(texts, shard_tokens=3)))
     with pytest.raises(CorpusError, match="the corpus has changed"):
-        list(corpus_of([*texts, river(4)], shard_tokens=3).shards(spans(shards[1:])))
+        list(shards_of(corpus_of([*texts, river(4)], shard_tokens=3), spans(shards[1:])))
 
 
 def test_an_error_in_a_source_reaches_the_reader_behind_the_shards_before_it(corpus_of, monkeypatch):
-    monkeypatch.setattr(plan, "CHUNK", 1)
+    monkeypatch.setattr(record, "CHUNK", 1)
 
     def texts():
         yield river(10)
         raise ValueError("the disk is gone")
 
-    shards = corpus_of(texts()).shards_ahead()
+    shards = corpus_of(texts()).stream()
     assert next(shards).tokens == 10
     with pytest.raises(ValueError, match="the disk is gone"):
         next(shards)
@@ -274,7 +283,7 @@ def test_an_error_in_a_source_reaches_the_reader_behind_the_shards_before_it(cor
 
 
 def test_reading_ahead_is_bounded_and_ends_when_it_is_abandoned(corpus_of, monkeypatch):
-    monkeypatch.setattr(plan, "CHUNK", len(river(10)))
+    monkeypatch.setattr(record, "CHUNK", len(river(10)))
     read = 0
 
     def endless():
@@ -283,7 +292,7 @@ def test_reading_ahead_is_bounded_and_ends_when_it_is_abandoned(corpus_of, monke
             read += 1
             yield river(10)
 
-    shards = corpus_of(endless(), shard_tokens=10).shards_ahead()
+    shards = corpus_of(endless(), shard_tokens=10).stream()
     for taken in range(1, 6):
         next(shards)
         time.sleep(0.05)  # enough to read all it wants
@@ -296,11 +305,11 @@ def test_reading_ahead_is_bounded_and_ends_when_it_is_abandoned(corpus_of, monke
 
 def test_what_is_left_out_or_cut_is_counted(corpus_of, file):
     path = file("a.txt", f" = T = \n\n{river(3)}\n{river(12)}\n\n\u200b\n = = S = = \n".encode())
-    *_, last = corpus_of(path, limit=5).shards()
+    *_, last = shards_of(corpus_of(path, limit=5))
     assert last.after.skipped == {"blank lines": 2, "headings": 2}
     assert (last.after.records, last.after.sentences, last.after.tokens) == (3, 4 + 1, 15 + 1)
     assert last.after.cut == 1
-    *_, last = corpus_of(path, unit="window:5", limit=5).shards()
+    *_, last = shards_of(corpus_of(path, unit="window:5", limit=5))
     assert last.after.cut == 0, "windows are meant to be cut"
 
 
@@ -308,7 +317,7 @@ def test_a_text_without_tokens_is_counted(corpus_of, monkeypatch):
     corpus = corpus_of(["the river", "..."])
     two, none = ([1, 2], [(0, 3), (4, 9)]), ([], [])
     monkeypatch.setattr(corpus.encoder, "_encoded", lambda texts: [two if "river" in text else none for text in texts])
-    (shard,) = corpus.shards()
+    (shard,) = shards_of(corpus)
     assert (shard.after.without_tokens, shard.after.sentences, shard.after.records) == (1, 1, 2)
 
 
@@ -318,14 +327,15 @@ def test_the_digest_stands_for_the_text_alone(corpus_of, file):
     assert corpus_of(file("a.txt", b" = T = \none\n\ntwo\r\n")).digest() == digest
     assert corpus_of([file("b.txt", b"one"), file("c.txt", b"two")]).digest() == digest
     for settings in ({"shard_tokens": 1}, {"unit": "window:7"}, {"limit": 1}):
-        *_, last = corpus_of(texts, **settings).shards()
+        *_, last = shards_of(corpus_of(texts, **settings))
         assert last.after.digest == digest
     others = [["onetwo"], ["two", "one"], ["one"], ["one", "two", "one"], ["on", "etwo"], []]
     assert len({digest, *(corpus_of(other).digest() for other in others)}) == 7
 
 
 def test_the_share_read_of_several_files_goes_by_their_size(corpus_of, file, monkeypatch):
-    monkeypatch.setattr(plan, "OFTEN", 1)
+    monkeypatch.setattr(record, "CHUNK", 1)
     paths = [file("a.txt", f"{river(10)}\n".encode()), file("b.txt", f"{river(10)}\n{river(20)}\n".encode())]
-    shards = list(corpus_of(paths, shard_tokens=10).shards())
-    assert [shard.fraction for shard in shards] == pytest.approx([0.25, 0.5, 1.0, 1.0], abs=0.01)
+    shards = list(corpus_of(paths, shard_tokens=10, part_shards=5).stream())
+    assert [shard.part for shard in shards] == [0, 0, 1, 1, 1]
+    assert [shard.fraction for shard in shards] == pytest.approx([0.25, 0.25, 0.5, 1.0, 1.0], abs=0.01)
