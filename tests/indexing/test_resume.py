@@ -187,7 +187,7 @@ def test_of_two_states_that_cover_one_shard_one_goes(interrupted):
 def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrupted):
     folder = RunFolder(interrupted)
     manifest = folder.manifest()
-    first, second = (f"work/shard-00000{number}.safetensors" for number in (0, 1))
+    first, second = (f"work/shard-00000-00000{number}.safetensors" for number in (0, 1))
     shutil.copy(interrupted / first, interrupted / second)
     assert second in mend(folder, manifest.origin)
     other = replace(manifest, model=replace(manifest.model, hash="0" * 64))
@@ -196,7 +196,7 @@ def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrup
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [("state-0.safetensors", [0, 1, 2]), ("shard-000001.arrow", [1, 2]), ("shard-000000.safetensors", [0, 2])],
+    [("state-0.safetensors", [0, 1, 2]), ("shard-00000-000001.arrow", [1, 2]), ("shard-00000-000000.safetensors", [0, 2])],
 )
 def test_a_damaged_file_of_the_work_costs_what_it_held_and_not_the_run(
     interrupted, gpt2, long_text, whole, monkeypatch, capsys, name, read

@@ -145,8 +145,8 @@ def index(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes that share the work, one a GPU where there are some.",
-            show_default="1; with Ray one a GPU",
+            help="Processes that share the work (by Ray), one a GPU where there are some.",
+            show_default="1; with --address one a GPU",
             parser=whole("workers", 1, 100_000),
         ),
     ] = None,
@@ -157,10 +157,9 @@ def index(
             show_default="none",
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where workers run: `local` or `ray`, on a Ray cluster.")] = "local",
     address: Annotated[
         str | None,
-        typer.Option(help="Of the Ray cluster: `auto` or `ray://...`.", show_default="one is started on this machine"),
+        typer.Option(help="Of a Ray cluster whose machines share the work: `auto` or `ray://...`.", show_default="none"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run in this folder first.")] = False,
     quiet: Quiet = False,
@@ -209,7 +208,6 @@ def index(
             max_record=max_record,
             workers=workers,
             devices=devices,
-            engine=engine,
             address=address,
             overwrite=overwrite,
             quiet=quiet,

@@ -1,9 +1,11 @@
 """What workers leave behind after every shard, so that a run that is stopped anywhere goes on from there.
 
 A worker keeps one state: the triggers and counts of all shards that it has read, and which shards those are. What depends
-on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept a shard. A shard counts once
-a state covers it, and all states together make the index, in any order. Every file carries a hash of all that is in it, or
-another file does, and is compared with it before it is used: a damaged one costs what it held, not the run.
+on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept for each shard. A shard counts
+once a state covers it, and all states together make the index, in any order. Every file carries a hash of all that is in it,
+or another file does, and is compared with it before it is used: a damaged one costs what it held, not the run.
+
+Until the run is finished, a sentence's id holds its part above and its number within the part below.
 """
 
 from __future__ import annotations
@@ -20,20 +22,23 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.corpus.plan import Progress, Shard, Span
+from ffmem.corpus.parts import SENTENCE_BITS, Shard
+from ffmem.corpus.plan import Progress, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.errors import RunError
 from ffmem.indexing.collect import LayerCollector
 from ffmem.indexing.sealed import SealError, load_sealed, read_facts, save_sealed
 from ffmem.indexing.tables import SENTENCE_SCHEMA, each_once, sentence_batch, write_table
-from ffmem.indexing.top import sentence_of
+from ffmem.indexing.top import POSITION_BITS, sentence_of
 from ffmem.run.folder import WORK, RunFolder, file_hash
 
 STATE, ENDING, SENTENCES = f"{WORK}/state-", ".safetensors", ".arrow"
+Key = tuple[int, int]
+"""Which shard: the number of its part, and its own in the part."""
 
 
 class Snapshot:
-    """A worker's findings, copied when it had read a shard: it may go on while they are written.
+    """A worker's findings, copied when it had read a shard, so that it may go on while they are written.
 
     The copies are made into the same memory every time, which a GPU can write to directly.
     """
@@ -41,9 +46,10 @@ class Snapshot:
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
-        """Of this shard alone."""
+        """The float sums of this shard alone."""
 
     def take(self, collectors: Iterable[LayerCollector]) -> None:
+        """Copy what the collectors hold now; returns once the copies are there."""
         devices = set()
         for collector in collectors:
             for copies, found in ((self.state, collector.state()), (self.sums, collector.sums())):
@@ -57,19 +63,19 @@ class Snapshot:
                 torch.cuda.synchronize(device)
 
     def pointed_to(self, shard: Shard) -> Int[np.ndarray, " n"]:
-        """The sentences of a shard that triggers point to, by their number."""
+        """The ids of the sentences of a shard that triggers point to, in order."""
         parts = [np.zeros(0, np.int64)]
         for name, place in self.state.items():
             if name.endswith(".place"):
                 sentence = sentence_of(place).numpy()  # an unused slot's is behind all sentences
-                parts.append(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)])
+                parts.append(sentence[(sentence >= shard.first) & (sentence < shard.first + len(shard.sentences))])
         return each_once(np.concatenate(parts))
 
 
 def save(
     folder: RunFolder,
     worker: str | None,
-    covered: list[int],
+    covered: list[Key],
     shard: Shard,
     snapshot: Snapshot,
     encoder: Encoder,
@@ -85,20 +91,22 @@ def save(
     sentences = shard.sentences.take(numbers - shard.first)
     if (sentences.ends < 0).any():
         sentences = Sentences.of(encoder.with_ends(list(sentences)))
-    name = _shard(shard.number)
-    with folder.writing(f"{name}{SENTENCES}") as path:
+    key = (shard.part, shard.number)
+    arrow, sums = _own_files(key)
+    with folder.writing(arrow) as path:
         write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
         digest = file_hash(path)
     facts = {
         "origin": origin,
-        "number": shard.number,
+        "shard": key,
         "since": shard.since.as_dict(),
         "after": shard.after.as_dict(),
         "last": shard.last,
+        "limited": shard.limited,
         "sentences": digest,
         **counted,
     }
-    with folder.writing(f"{name}{ENDING}") as path:
+    with folder.writing(sums) as path:
         save_sealed(path, snapshot.sums, facts)
     if worker is not None:
         with folder.writing(_state(worker)) as path:
@@ -110,12 +118,18 @@ class Kept:
     """A finished shard."""
 
     span: Span
+    limited: bool
+    """Whether its part was left behind it because the tokens that there was room for were read."""
     padded: int
     """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
     read_again: int
     """Groups of batches and a layer that were read again, for want of room on a GPU."""
     sentences: str
     """The hash of the file that holds its sentences."""
+
+    @property
+    def tokens(self) -> int:
+        return self.span.after.tokens - self.span.since.tokens
 
 
 def mend(folder: RunFolder, origin: str) -> list[str]:
@@ -125,75 +139,67 @@ def mend(folder: RunFolder, origin: str) -> list[str]:
     of the files that are gone. What cannot be looked at now (a network or a disk that fails) is an error, and stays.
     """
     damaged: list[str] = []
-    numbers: set[int] = set()
+    keys: set[Key] = set()
     for state in _states(folder):  # one after the other: each is as large as what a worker holds
         covers = _state_covers(folder, state, origin)
-        if covers is None or numbers & covers:
+        if covers is None or keys & covers:
             damaged.append(state)
         else:
-            numbers |= covers
+            keys |= covers
     there = set(folder.parts(WORK))
     with ThreadPoolExecutor() as pool:
-        whole = pool.map(lambda number: _is_whole(folder, there, number, origin), sorted(numbers))
-        for number, one in zip(sorted(numbers), whole, strict=True):
+        whole = pool.map(lambda key: _is_whole(folder, there, key, origin), sorted(keys))
+        for key, one in zip(sorted(keys), whole, strict=True):
             # Both go, or what is made again might be taken for the half of it that was left.
-            damaged += [] if one else [name for name in _own_files(number) if name in there]
+            damaged += [] if one else [name for name in _own_files(key) if name in there]
     folder.remove(*damaged)
     return damaged
 
 
-def _state_covers(folder: RunFolder, state: str, origin: str) -> set[int] | None:
+def _state_covers(folder: RunFolder, state: str, origin: str) -> set[Key] | None:
     """The shards that a state covers; None where it is damaged or another run's."""
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(state) as path:
         _, facts = load_sealed(path)
         if facts["origin"] == origin:
-            return {int(number) for number in facts["covered"]}
+            return _keys(facts)
     return None
 
 
-def _is_whole(folder: RunFolder, there: set[str], number: int, origin: str) -> bool:
+def _is_whole(folder: RunFolder, there: set[str], key: Key, origin: str) -> bool:
     """Whether a shard's own files are all there, as they were written, and of this shard and this run."""
-    sentences, sums = _own_files(number)
+    sentences, sums = _own_files(key)
     if not {sentences, sums} <= there:
         return False
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(sums) as path:
         _, facts = load_sealed(path)
-        if (facts["origin"], facts["number"]) == (origin, number):
+        if (facts["origin"], tuple(facts["shard"])) == (origin, key):
             with folder.reading(sentences) as other:
                 return bool(file_hash(other) == facts["sentences"])
     return False
 
 
-def kept(folder: RunFolder) -> dict[int, Kept]:
-    """The finished shards, by their numbers: those that a state covers and whose own files are there."""
-    found: dict[int, Kept] = {}
-    there = set(folder.parts(WORK))
+def coverage(folder: RunFolder) -> dict[str, set[Key]]:
+    """The shards that each worker's state covers, by the worker's name; an error where two cover the same."""
+    found: dict[str, set[Key]] = {}
     for state in _states(folder):
-        for number in _covered(folder, state):
-            if number in found:
-                raise _damaged(folder, state, f"shard {number} is in two states")
-            if there.issuperset(_own_files(number)):
-                facts = _facts(folder, _own_files(number)[1])
-                span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
-                found[number] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
-    return dict(sorted(found.items()))
+        keys = _keys(_facts(folder, state))
+        if twice := keys.intersection(*[set().union(*found.values())]):
+            raise _damaged(folder, state, f"shard {min(twice)[1]} of part {min(twice)[0]} is in two states")
+        found[state.removeprefix(STATE).removesuffix(ENDING)] = keys
+    return found
 
 
-def covered(folder: RunFolder, worker: str) -> list[int]:
-    """The shards that a worker's state covers; none where it has left no state."""
-    return _covered(folder, _state(worker))
-
-
-def have_files(folder: RunFolder, shards: Iterable[int]) -> set[int]:
-    """Those of some shards whose own files are there."""
-    there = set(folder.parts(WORK))
-    return {number for number in shards if there.issuperset(_own_files(number))}
-
-
-def damaged_shards(folder: RunFolder) -> set[int]:
-    """The shards that some state covers, but whose own files are not there: only these are to be made again."""
-    numbers = {number for state in _states(folder) for number in _covered(folder, state)}
-    return numbers - have_files(folder, numbers)
+def kept(folder: RunFolder, only: Iterable[Key] | None = None) -> dict[Key, Kept]:
+    """The finished shards, in order: those that a state covers and whose own files are there; of `only` these, if given."""
+    keys = set().union(*coverage(folder).values()) if only is None else set(only)
+    there = set(folder.parts(WORK)) if keys else set()
+    found = {}
+    for key in sorted(keys):
+        if there.issuperset(_own_files(key)):
+            facts = _facts(folder, _own_files(key)[1])
+            span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
+            found[key] = Kept(span, facts["limited"], facts["padded"], facts["read_again"], facts["sentences"])
+    return found
 
 
 def begun(folder: RunFolder) -> bool:
@@ -201,12 +207,7 @@ def begun(folder: RunFolder) -> bool:
     return bool(_states(folder))
 
 
-def workers(folder: RunFolder) -> list[str]:
-    """Those who have left a state."""
-    return [state.removeprefix(STATE).removesuffix(ENDING) for state in _states(folder)]
-
-
-def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[int]:
+def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[Key]:
     """Fill the collectors with a worker's state; the shards that it covers, none where there is none."""
     name = _state(worker)
     if not folder.exists(name):
@@ -218,52 +219,75 @@ def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector
                 collector.load(tensors)
     except (SealError, OSError, KeyError, ValueError, RuntimeError) as error:
         raise _damaged(folder, name, error) from error
-    return list(facts["covered"])
+    return [(part, number) for part, number in facts["covered"]]
 
 
-def merged(folder: RunFolder, make: Any, shards: Iterable[int]) -> dict[int, LayerCollector]:
+def merged(folder: RunFolder, make: Any, shards: Iterable[Key]) -> dict[int, LayerCollector]:
     """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards."""
     whole: dict[int, LayerCollector] | None = None
-    for worker in workers(folder):
+    for state in _states(folder):
         part = make()
-        load(folder, worker, part)
+        load(folder, state.removeprefix(STATE).removesuffix(ENDING), part)
         if whole is None:
             whole = part
         else:
-            for layer, collector in whole.items():
-                collector.merge(part[layer])
+            with ThreadPoolExecutor() as pool:  # layers have nothing to do with one another
+                list(pool.map(LayerCollector.merge, whole.values(), part.values()))
     whole = make() if whole is None else whole
     for collector in whole.values():
         collector.clear_sums()
-    for number in sorted(shards):
-        name = f"{_shard(number)}{ENDING}"
+    for key in sorted(shards):
+        name = _own_files(key)[1]
         try:
             with folder.reading(name) as path:
                 sums, _ = load_sealed(path)
                 for collector in whole.values():
-                    collector.add_sums({key: sums[key] for key in collector.sums()})
+                    collector.add_sums({name: sums[name] for name in collector.sums()})
         except (SealError, OSError, KeyError, ValueError) as error:
             raise _damaged(folder, name, error) from error
     return whole
 
 
+def shifts(shards: Mapping[Key, Kept]) -> Int[Tensor, " parts"]:
+    """What to add to the ids of each part's sentences, so that they are numbered from 0 through all parts."""
+    sentences: dict[int, int] = {}
+    for (part, _), one in sorted(shards.items()):
+        sentences[part] = one.span.after.sentences
+    found = torch.zeros(max(sentences, default=0) + 1, dtype=torch.int64)
+    before = 0
+    for part, count in sorted(sentences.items()):
+        found[part] = before - (part << SENTENCE_BITS)
+        before += count
+    return found
+
+
+def renumber(collectors: Iterable[LayerCollector], shift: Int[Tensor, " parts"]) -> None:
+    """Let triggers point to sentences by the number that they have in the corpus."""
+    for collector in collectors:
+        for top in collector.top.values():
+            used = top.coefficient > 0
+            place = top.place[used]
+            top.place[used] = place + (shift[sentence_of(place) >> SENTENCE_BITS] << POSITION_BITS)
+
+
 def kept_sentences(
-    folder: RunFolder, shards: Mapping[int, Kept], numbers: Int[np.ndarray, " n"]
+    folder: RunFolder, shards: Mapping[Key, Kept], shift: Int[Tensor, " parts"], numbers: Int[np.ndarray, " n"]
 ) -> Iterator[pa.RecordBatch]:
-    """The sentences with these numbers, shard by shard; all of them, or an error."""
+    """The sentences that have these numbers in the corpus, shard by shard; all of them, or an error."""
     found = 0
-    for shard, one in sorted(shards.items()):
-        name = f"{_shard(shard)}{SENTENCES}"
+    for key, one in sorted(shards.items()):
+        name = _own_files(key)[0]
         try:
             with folder.reading(name) as path:
                 if file_hash(path) != one.sentences:
                     raise SealError("its hash differs")
                 with pa.memory_map(str(path)) as source:
                     table = pa.ipc.open_file(source).read_all()
-                    here = table.column("sentence").to_numpy()
+                    here = table.column("sentence").to_numpy() + int(shift[key[0]])
                     wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
                     found += int(wanted.sum())
-                    yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
+                    numbered = table.set_column(0, SENTENCE_SCHEMA.field(0), pa.array(here))
+                    yield from numbered.filter(pa.array(wanted)).combine_chunks().to_batches()
         except (SealError, OSError, pa.ArrowException) as error:
             raise _damaged(folder, name, error) from error
     if found != len(numbers):
@@ -274,22 +298,19 @@ def _state(worker: str) -> str:
     return f"{STATE}{worker}{ENDING}"
 
 
-def _shard(number: int) -> str:
-    return f"{WORK}/shard-{number:06d}"
-
-
 def _states(folder: RunFolder) -> list[str]:
     return [name for name in folder.parts(WORK) if name.startswith(STATE)]
 
 
-def _covered(folder: RunFolder, state: str) -> list[int]:
-    """The shards that a state covers; none where there is no such state."""
-    return [int(number) for number in _facts(folder, state)["covered"]] if folder.exists(state) else []
+def _keys(facts: Mapping[str, Any]) -> set[Key]:
+    """The shards that a state covers, from the facts in it."""
+    return {(int(part), int(number)) for part, number in facts["covered"]}
 
 
-def _own_files(number: int) -> tuple[str, str]:
+def _own_files(key: Key) -> tuple[str, str]:
     """The names of the files that hold a shard's sentences, and its sums."""
-    return f"{_shard(number)}{SENTENCES}", f"{_shard(number)}{ENDING}"
+    name = f"{WORK}/shard-{key[0]:05d}-{key[1]:06d}"
+    return f"{name}{SENTENCES}", f"{name}{ENDING}"
 
 
 def _facts(folder: RunFolder, name: str) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import torch
 
 from ffmem.errors import FfmemError
 from ffmem.indexing.estimate import Estimate, estimate, state_bytes
-from ffmem.indexing.provenance import GPU_SHARE, LAYER_BYTES, SHARD_TOKENS, auto_batch_tokens
+from ffmem.indexing.provenance import GPU_SHARE, LAYER_BYTES
 from ffmem.indexing.rates import HostRate, Rate, measured_rates, nearest
+from ffmem.indexing.request import SHARD_TOKENS, auto_batch_tokens
 from ffmem.model.shape import Shape, shape_of
 from ffmem.run.histogram import BINS
 

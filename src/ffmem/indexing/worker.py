@@ -1,22 +1,20 @@
-"""A worker: a model, and collectors that take in one shard after the other."""
+"""A worker: a model, and collectors that take in the shards of one part of the corpus after the other."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import torch
 
-from ffmem.corpus.plan import Shard
+from ffmem.corpus.parts import Corpus, Part, Shard
 from ffmem.corpus.tokens import Encoder
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, RunError
 from ffmem.indexing import checkpoint
+from ffmem.indexing.checkpoint import Key
 from ffmem.indexing.collect import LayerCollector, read_shard
-from ffmem.indexing.provenance import Subject
-from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.process import Shared
 from ffmem.run.folder import RunFolder
@@ -27,11 +25,13 @@ SWITCH = 1e-4
 
 
 class Worker:
-    """Reads shards and leaves its findings in the run folder, written while the next shard is read."""
+    """Reads parts of a corpus and leaves what it finds in the run folder, shard by shard.
 
-    def __init__(
-        self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str, damaged: Iterable[int] = ()
-    ) -> None:
+    A shard's findings are written while the next one is read. Whatever an earlier worker of the same name has left is taken
+    over, so that a worker which is started again goes on from there.
+    """
+
+    def __init__(self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str) -> None:
         self.model, self.folder, self.name = model, folder, name
         self.manifest, self.settings = manifest, manifest.settings
         self.devices = {layer: model.values(layer).device for layer in self.settings.layers}
@@ -41,11 +41,8 @@ class Worker:
         with turns(model.device.type):
             self.collectors = self._collectors()
             self.covered = checkpoint.load(folder, name, self.collectors)
+            """The shards whose triggers and counts are in the collectors."""
             self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
-        self.damaged = set(damaged)
-        """Shards that some worker's state covers, but whose own files are to be made again."""
-        self.mended: list[int] = []
-        """Damaged shards that this worker has read again."""
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
 
@@ -54,17 +51,30 @@ class Worker:
         take_over_activations(self.model, found)
         return found
 
-    @property
-    def kept(self) -> list[int]:
-        """The shards that this worker has read and that need no reading any more, once all is written."""
-        return [number for number in [*self.covered, *self.mended] if number not in self.damaged]
+    def read(
+        self, corpus: Corpus, part: Part, elsewhere: Collection[Key] = (), room: int | None = None
+    ) -> Generator[tuple[Shard, int], None, int | None]:
+        """Read a part, or what is left of it, `room` tokens at most; yields the shard and the tokens of each batch.
 
-    def read(self, shard: Shard) -> Iterator[int]:
-        """Read a shard; yields the tokens of each batch. It is kept for certain once the next one, or `wait`, returns.
-
-        A damaged one is read into collectors of its own: what it gives to all others is in a state already.
+        `elsewhere` are shards that other workers' states cover. Finished shards are only compared with the text. A shard is
+        kept for certain once the next one is read, or `wait` has returned. Returns what is left of `room`.
         """
-        damaged = shard.number in self.damaged
+        covered = {key for key in (*elsewhere, *self.covered) if key[0] == part.number}
+        kept = checkpoint.kept(self.folder, covered)
+        damaged = covered - kept.keys()
+        tokens = max((one.span.after.tokens for one in kept.values()), default=0)
+        limited = any(one.limited for one in kept.values())
+        done = {number: one.span for (_, number), one in kept.items()}
+        batches = self.settings.batch_tokens, int(self.settings.bos)
+        with closing(corpus.shards_ahead(part, done, batches, room)) as shards:
+            for shard in shards:
+                for count in self._read(shard, damaged=(shard.part, shard.number) in damaged):
+                    yield shard, count
+                tokens, limited = max(tokens, shard.after.tokens), limited or shard.limited
+        return None if room is None else 0 if limited else room - tokens
+
+    def _read(self, shard: Shard, *, damaged: bool) -> Iterator[int]:
+        """Read a shard. A damaged one is read into collectors of its own: what it gives to others is in a state already."""
         collectors, snapshot = (self._collectors(), checkpoint.Snapshot()) if damaged else (self.collectors, self.snapshot)
         padded, size, before = 0, self.settings.batch_tokens, _overflows(collectors)
         bos = self.model.bos if self.settings.bos else None
@@ -80,23 +90,27 @@ class Worker:
             ) from error
         self.wait()
         snapshot.take(collectors.values())
-        if damaged:
-            self.damaged.discard(shard.number)
-            self.mended.append(shard.number)
-        else:
-            self.covered = [*self.covered, shard.number]
+        if not damaged:
+            self.covered = [*self.covered, (shard.part, shard.number)]
         counted = {"padded": padded, "read_again": _overflows(collectors) - before}
         name, origin = None if damaged else self.name, self.manifest.origin
         self._written = self._writer.submit(
             checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, origin
         )
 
-    def wait(self) -> list[int]:
-        """Until all that was read is kept; the shards that are."""
+    def check_covered(self, known: Collection[Key]) -> None:
+        """An error where the state that was taken over has grown since others looked: its last worker had not ended yet."""
+        if more := set(self.covered) - set(known):
+            raise RunError(
+                f"{self.folder.path}: another process has written shard {min(more)[1]} of part {min(more)[0]} meanwhile; "
+                "when it has ended, give the same command again"
+            )
+
+    def wait(self) -> None:
+        """Until all that was read is kept."""
         if self._written is not None:
             self._written.result()
             self._written = None
-        return self.kept
 
     def close(self) -> None:
         """Wait for what is being written; an error in it has been told, or is told by `wait`."""
@@ -105,43 +119,6 @@ class Worker:
 
 def _overflows(collectors: dict[int, LayerCollector]) -> int:
     return sum(collector.overflows for collector in collectors.values())
-
-
-class Service:
-    """A worker as others call it, from another process or another machine. Every answer is small."""
-
-    def __init__(self, model: Any, load: dict[str, Any], threads: int) -> None:
-        torch.set_num_threads(threads)  # as whoever leads: sums depend on it in the last digits
-        self.model = load_model(model, **load)
-        self.worker: Worker | None = None
-        self.told: Callable[[int], None] = lambda tokens: None
-        """Told of the tokens of a shard as they are read."""
-
-    def subject(self) -> Subject:
-        return Subject.of(self.model)
-
-    def begin(self, run: str, manifest: Manifest, name: str, writer: str | None, damaged: set[int]) -> list[int]:
-        """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers.
-
-        `writer` is who leads, as the run's folder knows it; `damaged` are the shards that are covered, but to be made again.
-        """
-        folder = RunFolder(run)
-        folder.write_as(writer)
-        self.worker = Worker(self.model, folder, manifest, name, damaged)
-        return self.worker.kept
-
-    def read(self, shard: Shard) -> list[int]:
-        """Read a shard; the shards that are kept so far."""
-        assert self.worker is not None
-        kept, read = self.worker.kept, 0
-        for tokens in self.worker.read(shard):
-            self.told(read := read + tokens)
-        return kept
-
-    def keep(self) -> list[int]:
-        """The shards that are kept, all that were read."""
-        assert self.worker is not None
-        return self.worker.wait()
 
 
 def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dict[int, LayerCollector]:

@@ -37,7 +37,7 @@ PARTS = re.compile(
     "|".join(
         (
             *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
-            rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
+            rf"{WORK}/(state-\d+\.safetensors|shard-(\d{{5,}}-)?\d{{6,}}\.(arrow|safetensors))",
             rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)}|causal)\.(json|parquet)",
             rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
         )

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-FORMAT = 2
+FORMAT = 3
 """Of the manifest and of the files that it names."""
 MOST = 1 << 63
 """No number of a run is as large."""
