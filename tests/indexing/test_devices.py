@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ffmem.indexing.lane import ProcessLane
 
 from ffmem import build_index
 from ffmem.errors import FfmemError
 from ffmem.indexing.devices import SEEN, crowded, share_out
-from ffmem.indexing.lane import ProcessLane
 from tests.indexing.reference import SETTINGS, content
 
 SPREAD = {"device_map": "auto"}

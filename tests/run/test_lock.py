@@ -8,11 +8,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ffmem.indexing.crew import Crew
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ffmem import build_index
 from ffmem.errors import RunError
-from ffmem.indexing.crew import Crew
 from ffmem.run import lock
 from ffmem.run.folder import RunFolder
 from ffmem.run.lock import WRITER, Claim

@@ -35,6 +35,8 @@ SMALL = 1 << 20
 FIRST = 1 << 20
 """Tokens of the first shard, if it has no fewer; each is twice as large as the one before until it has its size. So work on
 large shards begins as soon as some text is ready."""
+SENTENCE_BITS = 27
+"""Bits of a sentence's id that count the sentences of its part; those above are the part's number."""
 OFTEN = 64
 """Records between two looks at how much of the corpus has been read."""
 
@@ -53,6 +55,12 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __add__(self, other: Progress) -> Progress:
+        names = ("records", "sentences", "tokens", "cut", "without_tokens", "digest")
+        both = sorted({*self.skipped, *other.skipped})
+        skipped = {name: self.skipped.get(name, 0) + other.skipped.get(name, 0) for name in both}
+        return Progress(**{name: getattr(self, name) + getattr(other, name) for name in names}, skipped=skipped)
 
 
 @dataclass(frozen=True)
@@ -90,12 +98,15 @@ class Shard:
     fraction: float | None
     """The share of the corpus read by then, where it is known."""
     last: bool
+    part: int = 0
+    full: bool = False
+    """Whether the limit on tokens was reached in it: no text behind it is read."""
     _planned: dict[tuple[int, int], list[Int[np.ndarray, " rows"]]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def first(self) -> int:
         """The number of its first sentence."""
-        return self.since.sentences
+        return (self.part << SENTENCE_BITS) | self.since.sentences
 
     @property
     def tokens(self) -> int:
@@ -166,6 +177,7 @@ class Span:
     since: Progress
     after: Progress
     last: bool
+    full: bool = False
 
 
 @dataclass

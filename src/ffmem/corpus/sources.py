@@ -204,3 +204,8 @@ def _field(row: dict[str, Any], column: str, where: str, skipped: Counter[str], 
     if column not in row:
         raise CorpusError(f"{where}: expected a column {column!r}, found {listed(row)}; name it with --column")
     return text_of(row[column], where, skipped, limit)
+
+
+def can_be_read_again(source: Source) -> bool:
+    """Whether a source gives its records more than once: all but an iterator do."""
+    return not isinstance(source, Texts) or isinstance(source.texts, Sequence)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ffmem.errors import CorpusError, FfmemError, RunError
 
 if TYPE_CHECKING:
-    from ffmem.corpus.parts import Corpus, Part
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.corpus.parts import Part
     from ffmem.indexing.checkpoint import Key
     from ffmem.indexing.provenance import ModelInfo
     from ffmem.run.manifest import Manifest
@@ -83,10 +84,10 @@ class Actor:
 
     def count(self, job: list[Any], part: Part, room: int) -> int:
         """The tokens of a part, or more than `room` where that is too little for it."""
-        tokens, limited = 0, False
+        tokens = 0
         for shard in self._job(job).corpus.shards(part, room=room):
-            tokens, limited = shard.after.tokens, shard.limited
-        return room + 1 if limited else tokens
+            tokens = room + 1 if shard.full else shard.after.tokens
+        return tokens
 
     def read(self, job: list[Any], part: Part, room: int | None) -> int:
         """Read a part, or what is left of it, until all of it is kept; the tokens that this process has read for it."""
@@ -94,7 +95,7 @@ class Actor:
         worker = self.worker or self._take_up()
         elsewhere = set().union(*(keys for name, keys in self.job.coverage.items() if name != self.name))  # type: ignore
         self.tokens = 0
-        for _, tokens in worker.read(corpus, part, elsewhere, room):
+        for _, tokens in worker.read(corpus, [part], elsewhere, room):
             self.tokens += tokens
         worker.wait()
         read, self.tokens = self.tokens, 0
@@ -105,7 +106,7 @@ class Actor:
         if self.job is None:
             import ray
 
-            from ffmem.corpus.workers import cores
+            from ffmem.corpus.readers import cores
 
             self.job = ray.get(job[0])
             here = self.job.corpus

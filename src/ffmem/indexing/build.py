@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -12,13 +13,13 @@ from typing import Any
 
 import torch
 
-from ffmem.corpus.parts import Corpus
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.readers import cores, get_ready
 from ffmem.corpus.record import MAX_RECORD
 from ffmem.corpus.sample import Sample
 from ffmem.corpus.sentences import Unit
-from ffmem.corpus.sources import open_sources
+from ffmem.corpus.sources import can_be_read_again, open_sources
 from ffmem.corpus.tokens import Encoder
-from ffmem.corpus.workers import cores, get_ready
 from ffmem.errors import CorpusError, FfmemError, ModelError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.cluster import Room, connected, get_ray
@@ -27,6 +28,7 @@ from ffmem.indexing.estimate import Estimate, estimate, estimate_tokens
 from ffmem.indexing.full_pass import Pass
 from ffmem.indexing.provenance import ModelInfo, agree, check_same_corpus, new_manifest, sample_of
 from ffmem.indexing.request import Request, resolve
+from ffmem.indexing.timing import Timing
 from ffmem.indexing.workers import Workers
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
@@ -98,26 +100,25 @@ def build_index(
         wikitext=wikitext,
         max_record=max_record,
     )
+    timing = Timing()
     folder = RunFolder(out)
     sources = open_sources(corpus, column=column, max_record=int(request.max_record))
     folder.check_own(overwrite=overwrite)  # before the model is loaded, which takes a while
-    with _several(model, load, workers, devices, address, quiet) as several:
+    if (devices or address or workers not in (None, 1)) and not all(map(can_be_read_again, sources)):
+        raise CorpusError("several workers read the text themselves: give files or a list, not an iterator")
+    with _several(model, load, workers, devices, address, quiet) as several, ThreadPoolExecutor(1) as beside:
         loaded = None if several else load_model(model, **load)
-        info = several.model_info() if several else ModelInfo.of(loaded)  # type: ignore[arg-type]
+        info = several.model_info() if several else ModelInfo.of(loaded, beside)  # type: ignore[arg-type]
+        timing.mark("model")
         wanted = request.for_model(info)
         encoder = Encoder(info.tokenizer, request.window(info))
         # A CPU is busy with the model; a GPU would wait for one process that reads text.
         readers = max(1, cores() - 2) if info.facts.device == "cuda" else 1
-        text = Corpus(sources, encoder, Unit.parse(unit), language, shard_tokens=1, workers=readers)
-        text.limit_tokens = limit_tokens
-        if several and not text.can_be_sent:
-            raise CorpusError(
-                "several workers read the text themselves: give files or a list, not an iterator, or take one worker"
-            )
+        text = Corpus(sources, encoder, Unit.parse(unit), language, request.shard_size(info), limit_tokens, workers=readers)
         if not overwrite and (found := folder.manifest()) and found.is_complete and not folder.parts(WORK):
             return _opened(folder, found, wanted, info, text, loaded)  # it may be one that can only be read
-        if text.is_fed and not several:
-            get_ready()
+        if readers > 1 and not several:
+            get_ready(readers)
         with folder.locked(quiet=quiet):
             folder.check_own(overwrite=overwrite)  # somebody may have come first
             manifest = None if overwrite or not _worth_keeping(folder) else folder.manifest()
@@ -125,9 +126,11 @@ def build_index(
                 index = _opened(folder, manifest, wanted, info, text, loaded)
                 folder.clear(WORK)
                 return index
+            timing.mark("folder")
             manifest, tokens = _begun(folder, manifest, request, wanted, info, text, quiet, announce)
-            with reporting("indexing", quiet=quiet) as reporter:
-                Pass(folder, manifest, text, reporter, tokens).make(several, loaded, info)
+            timing.mark("settings")
+            with reporting("indexing", quiet=quiet) as reporter, closing(text):
+                Pass(folder, manifest, text, reporter, tokens, timing).make(several, loaded, info)
     return open_index(folder.path, model=loaded)
 
 
@@ -143,7 +146,7 @@ def _begun(
 ) -> tuple[Manifest, int | None]:
     """The manifest of the run, new or as an earlier call has left it, and about how many tokens the corpus has.
 
-    Sets what of the corpus is read, and how: its sample, its marks, the size of its shards.
+    Sets what of the corpus is read, and how: its sample and its marks.
     """
     about = cache(partial(estimate_tokens, text))
     if manifest is None:
@@ -158,7 +161,6 @@ def _begun(
     else:
         settings = agree(folder.path, manifest, wanted, info, text)
         text.sample, text.plain = sample_of(manifest), settings.wikitext == "plain"
-    text.shard_tokens = settings.shard_tokens
     tokens = None if quiet and not announce else about()
     if announce:
         cells = sum(info.facts.cells[layer - 1] for layer in settings.layers)
@@ -242,7 +244,7 @@ def _opened(
     model: MemoryModel | None,
 ) -> Index:
     """A complete run, if it is of this model, corpus and settings."""
-    text.shard_tokens = agree(folder.path, manifest, wanted, info, text).shard_tokens
+    agree(folder.path, manifest, wanted, info, text)
     text.sample = sample_of(manifest)
     check_same_corpus(folder.path, manifest, text)
     return open_index(folder.path, model=model)

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.corpus.parts import SENTENCE_BITS, Shard
-from ffmem.corpus.plan import Progress, Span
+from ffmem.corpus.parts import SENTENCE_BITS
+from ffmem.corpus.shards import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.errors import RunError
 from ffmem.indexing.collect import LayerCollector
@@ -102,7 +102,7 @@ def save(
         "since": shard.since.as_dict(),
         "after": shard.after.as_dict(),
         "last": shard.last,
-        "limited": shard.limited,
+        "full": shard.full,
         "sentences": digest,
         **counted,
     }
@@ -118,8 +118,6 @@ class Kept:
     """A finished shard."""
 
     span: Span
-    limited: bool
-    """Whether its part was left behind it because the tokens that there was room for were read."""
     padded: int
     """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
     read_again: int
@@ -197,8 +195,8 @@ def kept(folder: RunFolder, only: Iterable[Key] | None = None) -> dict[Key, Kept
     for key in sorted(keys):
         if there.issuperset(_own_files(key)):
             facts = _facts(folder, _own_files(key)[1])
-            span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"])
-            found[key] = Kept(span, facts["limited"], facts["padded"], facts["read_again"], facts["sentences"])
+            span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"], facts["full"])
+            found[key] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ffmem.corpus.workers import cores
+from ffmem.corpus.readers import cores
 from ffmem.errors import FfmemError
 from ffmem.model.loading import check_spread
 

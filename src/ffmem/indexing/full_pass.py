@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,8 +14,9 @@ from typing import Any
 
 import torch
 
-from ffmem.corpus.parts import Corpus, Part, joined_digest
-from ffmem.corpus.plan import Progress
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.parts import Part
+from ffmem.corpus.shards import Progress
 from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.actor import Job
@@ -33,6 +33,7 @@ from ffmem.indexing.tables import (
     trigger_batches,
     write_table,
 )
+from ffmem.indexing.timing import Timing
 from ffmem.indexing.worker import Worker, make_collectors
 from ffmem.indexing.workers import Workers
 from ffmem.model.memories import MemoryModel
@@ -46,8 +47,15 @@ class Pass:
     """The making of one run, whose manifest is written and whose folder is locked."""
 
     def __init__(
-        self, folder: RunFolder, manifest: Manifest, corpus: Corpus, reporter: Reporter, tokens: int | None
+        self,
+        folder: RunFolder,
+        manifest: Manifest,
+        corpus: Corpus,
+        reporter: Reporter,
+        tokens: int | None,
+        timing: Timing,
     ) -> None:
+        self.timing = timing
         self.folder, self.manifest, self.corpus, self.reporter = folder, manifest, corpus, reporter
         self.tokens = tokens
         """About how many there are."""
@@ -70,7 +78,9 @@ class Pass:
             written = beside.submit(self.write_tokens, info)
             with closing(self.by_many(workers) if workers else self.alone(model)) as work:  # type: ignore[arg-type]
                 for _ in work:
+                    self.timing.mark("first batch")
                     self.folder.check_writer()
+            self.timing.mark("read")
             seconds = time.monotonic() - self.began
             self.folder.log("finished", seconds=round(seconds, 2), tokens=self.read)
             written.result()
@@ -82,27 +92,15 @@ class Pass:
         name = min(coverage, default="0")
         elsewhere = set().union(*(keys for other, keys in coverage.items() if other != name))
         with closing(Worker(model, self.folder, self.manifest, name)) as worker:
+            self.timing.mark("worker")
             worker.check_covered(coverage.get(name, set()))
-            room = self.settings.limit_tokens
-            for part in self.parts:
-                if room == 0:
-                    break
-                room = yield from self.followed(worker.read(self.corpus, part, elsewhere, room), part)
+            with closing(worker.read(self.corpus, self.parts, elsewhere, self.settings.limit_tokens)) as batches:
+                for shard, tokens in batches:
+                    self.read += tokens
+                    part = f"part {shard.part + 1} of {len(self.parts)}, " if len(self.parts) > 1 else ""
+                    self.report(shard.fraction, f"{part}shard {shard.number + 1}")
+                    yield
             worker.wait()
-
-    def followed(self, reading: Generator[Any, None, int | None], part: Part) -> Generator[None, None, int | None]:
-        """Show how the reading of a part goes on; gives what that gives."""
-        try:
-            while True:
-                shard, tokens = next(reading)
-                self.read += tokens
-                fraction = None if shard.fraction is None else (part.number + shard.fraction) / len(self.parts)
-                self.report(fraction, f"part {part.number + 1} of {len(self.parts)}, shard {shard.number + 1}")
-                yield
-        except StopIteration as end:
-            return end.value
-        finally:
-            reading.close()
 
     def by_many(self, workers: Workers) -> Generator[None, None, None]:
         """Have all parts read by workers."""
@@ -138,7 +136,7 @@ class Pass:
         if limit is None:
             return [(part, None) for part in self.parts]
         counted: dict[int, int] = {}
-        needed = ((part, limit) for part in self.parts if sum(counted.values()) < limit)
+        needed = ((part, limit) for part in self.parts if sum(counted.values()) <= limit)
         for heard in workers.each("count", job, needed):
             if heard:
                 counted[heard[0][0].number] = heard[1]
@@ -146,10 +144,10 @@ class Pass:
             yield
         rooms: list[tuple[Part, int | None]] = []
         for part in self.parts:
-            if limit <= 0:
-                break
             rooms.append((part, limit))
             limit -= counted[part.number]
+            if limit < 0:
+                break
         return rooms
 
     def report(self, fraction: float | None, doing: str, reading: int = 0) -> None:
@@ -172,10 +170,10 @@ class Pass:
         began = time.monotonic()
         self.reporter.update(1.0, "writing the run folder")
         kept = checkpoint.kept(self.folder)
-        ends = list(self.ends(kept))
-        if not any(end.sentences for end in ends):
+        read = sum(self.ends(kept), Progress())
+        if not read.sentences:
             self.folder.clear(WORK)  # the text may be put right
-            raise CorpusError(self.nothing_to_read(ends))
+            raise CorpusError(self.nothing_to_read(read))
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, torch.device("cpu")))
         collectors = list(checkpoint.merged(self.folder, make, kept).values())
         shift = checkpoint.shifts(kept)
@@ -189,62 +187,56 @@ class Pass:
         }
         with ThreadPoolExecutor(len(tables)) as pool:
             list(pool.map(self.write, tables, *zip(*tables.values(), strict=True)))
-        tokens, sentences = sum(end.tokens for end in ends), sum(end.sentences for end in ends)
+        real = read.tokens + read.sentences * self.settings.bos
         padded = sum(one.padded for one in kept.values())
         counts = Counts(
-            records=sum(end.records for end in ends),
-            sentences=sentences,
-            tokens=tokens,
+            records=read.records,
+            sentences=read.sentences,
+            tokens=read.tokens,
             shards=len(kept),
             cells=sum(len(collector.top["+"].coefficient) for collector in collectors),
             triggers=sum(int((top.coefficient > 0).sum()) for c in collectors for top in c.top.values()),
             sentences_kept=len(numbers),
-            cut_to_context=sum(end.cut for end in ends),
-            padding_share=round(1 - (tokens + sentences * self.settings.bos) / padded, 6) if padded else 0.0,
+            cut_to_context=read.cut,
+            padding_share=round(1 - real / padded, 6) if padded else 0.0,
             measured_tokens=int(collectors[0].total.measured) if collectors[0].total else 0,
         )
+        skipped = dict(read.skipped)
+        if read.without_tokens:
+            skipped["units without tokens"] = read.without_tokens
         self.manifest = replace(
             self.manifest,
             state="complete",
-            corpus=replace(self.manifest.corpus, hash=joined_digest(end.digest for end in ends)),
+            corpus=replace(self.manifest.corpus, hash=read.digest),
             counts=counts,
-            skipped=_skipped(ends),
+            skipped=skipped,
             files=self.folder.described(TRIGGERS, CELLS, SENTENCES, TOKENS),
         )
         self.folder.write_manifest(self.manifest)
         self.folder.clear(WORK)
         again = sum(one.read_again for one in kept.values())
+        self.timing.mark("tables")
         self.folder.log("written", seconds=round(time.monotonic() - began, 2), read_again=again)
+        self.folder.log("timing", **self.timing.seconds)
 
     def ends(self, kept: dict[Key, Kept]) -> Iterator[Progress]:
-        """How far each part was read; an error where shards are missing."""
-        room = self.settings.limit_tokens
+        """How far each part was read, up to the one in which a limit was reached; an error where shards are missing."""
         for part in self.parts:
-            if room == 0:
-                return
-            shards = [kept[key] for key in sorted(kept) if key[0] == part.number]
-            numbers = [key[1] for key in sorted(kept) if key[0] == part.number]
-            if numbers != list(range(len(numbers))) or not shards or not shards[-1].span.last:
+            numbers = [number for at, number in kept if at == part.number]
+            last = kept[part.number, numbers[-1]].span if numbers else None
+            if last is None or not last.last or numbers != list(range(len(numbers))):
                 raise RunError(
                     f"{self.folder.place(WORK)}: not all shards are there that were kept: another process may have written "
                     "this run meanwhile, or workers elsewhere; see that it is one place for all, then give the same command "
                     "again"
                 )
-            yield shards[-1].span.after
-            if room is not None:
-                room = 0 if shards[-1].limited else room - shards[-1].span.after.tokens
+            yield last.after
+            if last.full:
+                return
 
-    def nothing_to_read(self, ends: list[Progress]) -> str:
+    def nothing_to_read(self, read: Progress) -> str:
         names = ", ".join(source.name for source in self.corpus.sources)
-        if self.settings.limit_tokens is not None and any(end.records for end in ends):
+        if self.settings.limit_tokens is not None and read.records:
             return f"the first sentence of {names} has more than the {self.settings.limit_tokens} tokens of --limit-tokens"
-        left_out = ", ".join(f"{count} {what}" for what, count in sum((Counter(e.skipped) for e in ends), Counter()).items())
+        left_out = ", ".join(f"{count} {what}" for what, count in read.skipped.items())
         return f"expected text in {names}, found none" + (f" (left out: {left_out})" if left_out else " (empty)")
-
-
-def _skipped(ends: list[Progress]) -> dict[str, int]:
-    """What was left out, counted over all parts."""
-    found = sum((Counter(end.skipped) for end in ends), Counter[str]())
-    if empty := sum(end.without_tokens for end in ends):
-        found["units without tokens"] = empty
-    return dict(sorted(found.items()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 import ffmem
-from ffmem.corpus.parts import Corpus
+from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sample import Sample
 from ffmem.errors import RunError
 from ffmem.model.identity import tokenizer_hash
@@ -34,11 +35,20 @@ class ModelInfo:
     environment: dict[str, Any]
     layer_bytes: int
     """Bytes that the coefficients of a batch in one layer may take."""
+    hashing: Future[str] | None = field(default=None, repr=False)
+    """The hash of the weights, where it is still being made; then the facts lack it."""
 
     @staticmethod
-    def of(model: MemoryModel) -> ModelInfo:
-        """Hashes the weights, which takes about a second for every few gigabytes."""
-        return ModelInfo(_model_facts(model), model.tokenizer, _environment(model), _layer_bytes(model))
+    def of(model: MemoryModel, pool: Executor | None = None) -> ModelInfo:
+        """Hashes the weights, which takes a second for every few gigabytes; with a pool, while other things are done."""
+        hashing = pool.submit(model.fingerprint) if pool else None
+        facts = _model_facts(model, "" if hashing else model.fingerprint())
+        return ModelInfo(facts, model.tokenizer, _environment(model), _layer_bytes(model), hashing)
+
+    @property
+    def hash(self) -> str:
+        """The hash of the model; waits for it."""
+        return self.hashing.result() if self.hashing else self.facts.hash
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -48,7 +58,7 @@ class ModelInfo:
         """How it is not what a run was begun with, in words; empty where it is. Threads are set to what they were."""
         before = {"model": manifest.model.hash, "tokenizer": manifest.tokenizer.hash, **manifest.environment}
         before.pop("threads", None)
-        now = {"model": self.facts.hash, "tokenizer": self.tokenizer_hash, **self.environment}
+        now = {"model": self.hash, "tokenizer": self.tokenizer_hash, **self.environment}
         return ", ".join(
             f"{name} {now.get(name)} in place of {before[name]}" for name in before if before[name] != now.get(name)
         )
@@ -73,7 +83,7 @@ def new_manifest(model: ModelInfo, corpus: Corpus, settings: Settings) -> Manife
     return Manifest(
         state="building",
         ffmem=ffmem.__version__,
-        model=model.facts,
+        model=replace(model.facts, hash=model.hash),
         tokenizer=TokenizerFacts(model.tokenizer_hash),
         corpus=CorpusFacts([source.name for source in corpus.sources], records=records),
         settings=settings,
@@ -84,7 +94,7 @@ def new_manifest(model: ModelInfo, corpus: Corpus, settings: Settings) -> Manife
 def agree(run: Any, manifest: Manifest, wanted: dict[str, Any], model: ModelInfo, corpus: Corpus) -> Settings:
     """The settings of a run that exists, if it was made from the same model, corpus and settings; else an error."""
     settings = manifest.settings
-    check_same(run, manifest, model.facts.name, model.facts.hash, model.tokenizer_hash)
+    check_same(run, manifest, model.facts.name, model.hash, model.tokenizer_hash)
     pairs = {name: (getattr(settings, name), value) for name, value in wanted.items() if value != "auto"}
     pairs["corpus"] = (manifest.corpus.sources, [source.name for source in corpus.sources])
     if not manifest.is_complete:
@@ -107,12 +117,12 @@ def check_same_corpus(run: Any, manifest: Manifest, corpus: Corpus) -> None:
         raise RunError(f"{run} is complete, but the corpus has changed since: use --overwrite or another folder")
 
 
-def _model_facts(model: MemoryModel) -> ModelFacts:
+def _model_facts(model: MemoryModel, digest: str) -> ModelFacts:
     return ModelFacts(
         name=model.name,
         in_memory=model.in_memory,
         revision=model.revision,
-        hash=model.fingerprint(),
+        hash=digest,
         architecture=type(model.model).__name__,
         family=model.family.name,
         found_by_shape=model.found_by_shape,

@@ -80,7 +80,7 @@ class Request:
             "sample": self.sample,
             "seed": None if self.sample is None else self.seed,
             "batch_tokens": self.batch_tokens,
-            "shard_tokens": self.shard_tokens,
+            "shard_tokens": self.shard_size(model),
             "bos": check_bos(self.bos, facts.bos, facts.name),
             "negative": facts.gated if self.negative == "auto" else self.negative == "on",
             "stats": self.stats,
@@ -88,6 +88,11 @@ class Request:
             "column": self.column,
             "wikitext": self.wikitext,
         }
+
+    def shard_size(self, model: ModelInfo) -> int:
+        """The tokens of a shard, on which the parts of the corpus depend too."""
+        auto = SHARD_TOKENS.get(model.facts.device, SHARD_TOKENS["cpu"])
+        return auto if self.shard_tokens == "auto" else int(self.shard_tokens)
 
     def window(self, model: ModelInfo) -> int:
         """The most tokens that a sentence may have behind its beginning-of-sentence token."""
@@ -104,8 +109,6 @@ def resolve(wanted: dict[str, Any], model: ModelInfo, about: Callable[[], int | 
     facts, settings = model.facts, dict(wanted)
     if settings["batch_tokens"] == "auto":
         settings["batch_tokens"] = auto_batch_tokens(facts.cells, facts.dtype, facts.device, model.layer_bytes)
-    if settings["shard_tokens"] == "auto":
-        settings["shard_tokens"] = SHARD_TOKENS.get(facts.device, SHARD_TOKENS["cpu"])
     if settings["stats"] == "auto":
         tokens = about()
         settings["stats"] = "sample" if tokens is None or tokens > FULL_STATISTICS else "full"

@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 
 import torch
 
-from ffmem.corpus.parts import Corpus, Part, Shard
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.parts import Part
+from ffmem.corpus.shards import Shard, Span
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import FfmemError, RunError
 from ffmem.indexing import checkpoint
@@ -52,26 +54,25 @@ class Worker:
         return found
 
     def read(
-        self, corpus: Corpus, part: Part, elsewhere: Collection[Key] = (), room: int | None = None
-    ) -> Generator[tuple[Shard, int], None, int | None]:
-        """Read a part, or what is left of it, `room` tokens at most; yields the shard and the tokens of each batch.
+        self, corpus: Corpus, parts: list[Part], elsewhere: Collection[Key] = (), room: int | None = None
+    ) -> Generator[tuple[Shard, int], None, None]:
+        """Read parts, or what is left of them, `room` tokens at most; yields the shard and the tokens of each batch.
 
         `elsewhere` are shards that other workers' states cover. Finished shards are only compared with the text. A shard is
-        kept for certain once the next one is read, or `wait` has returned. Returns what is left of `room`.
+        kept for certain once the next one is read, or `wait` has returned.
         """
-        covered = {key for key in (*elsewhere, *self.covered) if key[0] == part.number}
+        numbers = {part.number for part in parts}
+        covered = {key for key in (*elsewhere, *self.covered) if key[0] in numbers}
         kept = checkpoint.kept(self.folder, covered)
         damaged = covered - kept.keys()
-        tokens = max((one.span.after.tokens for one in kept.values()), default=0)
-        limited = any(one.limited for one in kept.values())
-        done = {number: one.span for (_, number), one in kept.items()}
+        done: dict[int, dict[int, Span]] = {}
+        for (part, number), one in kept.items():
+            done.setdefault(part, {})[number] = one.span
         batches = self.settings.batch_tokens, int(self.settings.bos)
-        with closing(corpus.shards_ahead(part, done, batches, room)) as shards:
+        with closing(corpus.stream(parts, done, batches, room)) as shards:
             for shard in shards:
                 for count in self._read(shard, damaged=(shard.part, shard.number) in damaged):
                     yield shard, count
-                tokens, limited = max(tokens, shard.after.tokens), limited or shard.limited
-        return None if room is None else 0 if limited else room - tokens
 
     def _read(self, shard: Shard, *, damaged: bool) -> Iterator[int]:
         """Read a shard. A damaged one is read into collectors of its own: what it gives to others is in a state already."""
