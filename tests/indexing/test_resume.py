@@ -226,6 +226,7 @@ def test_other_settings_do_not_continue_a_run(interrupted, gpt2, long_text):
         build_index(gpt2, long_text, out=interrupted, **(SETTINGS | {"shard_tokens": 600}))
 
 
+@pytest.mark.slow
 def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(gpt2_folder, long_text, tmp_path):
     command = [sys.executable, "-m", "ffmem", "index", str(gpt2_folder), str(long_text)]
     command += ["--shard-tokens", "300", "--batch-tokens", "128", "--top", "5", "-q"]
@@ -251,6 +252,7 @@ def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(g
     assert content(killed) == content(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)
 def test_being_stopped_says_how_to_continue_and_being_killed_says_nothing(

@@ -107,18 +107,19 @@ def build_index(
     if (devices or address or workers not in (None, 1)) and not all(map(can_be_read_again, sources)):
         raise CorpusError("several workers read the text themselves: give files or a list, not an iterator")
     with _several(model, load, workers, devices, address, quiet) as several, ThreadPoolExecutor(1) as beside:
+        readers = max(1, cores() - 2)
+        if not several and torch.cuda.is_available() and load.get("device") != "cpu":
+            get_ready(readers)  # they start while the model is loaded
         loaded = None if several else load_model(model, **load)
         info = several.model_info() if several else ModelInfo.of(loaded, beside)  # type: ignore[arg-type]
         timing.mark("model")
         wanted = request.for_model(info)
         encoder = Encoder(info.tokenizer, request.window(info))
-        # A CPU is busy with the model; a GPU would wait for one process that reads text.
-        readers = max(1, cores() - 2) if info.facts.device == "cuda" else 1
+        if info.facts.device != "cuda":
+            readers = 1  # a CPU is busy with the model; a GPU would wait for one process that reads text
         text = Corpus(sources, encoder, Unit.parse(unit), language, request.shard_size(info), limit_tokens, workers=readers)
         if not overwrite and (found := folder.manifest()) and found.is_complete and not folder.parts(WORK):
             return _opened(folder, found, wanted, info, text, loaded)  # it may be one that can only be read
-        if readers > 1 and not several:
-            get_ready(readers)
         with folder.locked(quiet=quiet):
             folder.check_own(overwrite=overwrite)  # somebody may have come first
             manifest = None if overwrite or not _worth_keeping(folder) else folder.manifest()

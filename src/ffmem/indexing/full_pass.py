@@ -92,7 +92,6 @@ class Pass:
         name = min(coverage, default="0")
         elsewhere = set().union(*(keys for other, keys in coverage.items() if other != name))
         with closing(Worker(model, self.folder, self.manifest, name)) as worker:
-            self.timing.mark("worker")
             worker.check_covered(coverage.get(name, set()))
             with closing(worker.read(self.corpus, self.parts, elsewhere, self.settings.limit_tokens)) as batches:
                 for shard, tokens in batches:

@@ -40,13 +40,19 @@ class Worker:
         self.threads = int(manifest.environment["threads"])
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()
-        with turns(model.device.type):
-            self.collectors = self._collectors()
-            self.covered = checkpoint.load(folder, name, self.collectors)
-            """The shards whose triggers and counts are in the collectors."""
-            self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
+        self.covered = sorted(checkpoint.coverage(folder).get(name, ()))
+        """The shards whose triggers and counts are in the collectors."""
+        self.collectors: dict[int, LayerCollector] = {}
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
+
+    def take_up(self) -> None:
+        """Make the collectors, filled with what an earlier worker has left, and the memory for their snapshots."""
+        if not self.collectors:
+            with turns(self.model.device.type):
+                self.collectors = self._collectors()
+                self.check_covered(checkpoint.load(self.folder, self.name, self.collectors))
+                self.snapshot.take(self.collectors.values())
 
     def _collectors(self) -> dict[int, LayerCollector]:
         found = make_collectors(self.manifest, self.devices)
@@ -70,9 +76,15 @@ class Worker:
             done.setdefault(part, {})[number] = one.span
         batches = self.settings.batch_tokens, int(self.settings.bos)
         with closing(corpus.stream(parts, done, batches, room)) as shards:
-            for shard in shards:
+            first = self._writer.submit(next, shards, None)  # text is read meanwhile
+            try:
+                self.take_up()
+            finally:
+                shard = first.result()
+            while shard is not None:
                 for count in self._read(shard, damaged=(shard.part, shard.number) in damaged):
                     yield shard, count
+                shard = next(shards, None)
 
     def _read(self, shard: Shard, *, damaged: bool) -> Iterator[int]:
         """Read a shard. A damaged one is read into collectors of its own: what it gives to others is in a state already."""
@@ -99,9 +111,9 @@ class Worker:
             checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, origin
         )
 
-    def check_covered(self, known: Collection[Key]) -> None:
-        """An error where the state that was taken over has grown since others looked: its last worker had not ended yet."""
-        if more := set(self.covered) - set(known):
+    def check_covered(self, others: Collection[Key]) -> None:
+        """An error where others see this worker's state cover other shards: somebody else still writes it."""
+        if more := set(self.covered) ^ set(others):
             raise RunError(
                 f"{self.folder.path}: another process has written shard {min(more)[1]} of part {min(more)[0]} meanwhile; "
                 "when it has ended, give the same command again"
