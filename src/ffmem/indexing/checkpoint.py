@@ -10,26 +10,24 @@ Until the run is finished, a sentence's id holds its part above and its number w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ffmem.corpus.parts import SENTENCE_BITS
 from ffmem.corpus.shards import Progress, Shard, Span
 from ffmem.corpus.tokens import Encoder, Sentences
 from ffmem.errors import RunError
 from ffmem.indexing.collect import LayerCollector
 from ffmem.indexing.sealed import SealError, load_sealed, read_facts, save_sealed
 from ffmem.indexing.tables import SENTENCE_SCHEMA, each_once, sentence_batch, write_table
-from ffmem.indexing.top import POSITION_BITS, sentence_of
+from ffmem.indexing.top import sentence_of
 from ffmem.run.folder import WORK, RunFolder, file_hash
 
 STATE, ENDING, SENTENCES = f"{WORK}/state-", ".safetensors", ".arrow"
@@ -92,7 +90,7 @@ def save(
     if (sentences.ends < 0).any():
         sentences = Sentences.of(encoder.with_ends(list(sentences)))
     key = (shard.part, shard.number)
-    arrow, sums = _own_files(key)
+    arrow, sums = own_files(key)
     with folder.writing(arrow) as path:
         write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
         digest = file_hash(path)
@@ -149,7 +147,7 @@ def mend(folder: RunFolder, origin: str) -> list[str]:
         whole = pool.map(lambda key: _is_whole(folder, there, key, origin), sorted(keys))
         for key, one in zip(sorted(keys), whole, strict=True):
             # Both go, or what is made again might be taken for the half of it that was left.
-            damaged += [] if one else [name for name in _own_files(key) if name in there]
+            damaged += [] if one else [name for name in own_files(key) if name in there]
     folder.remove(*damaged)
     return damaged
 
@@ -165,7 +163,7 @@ def _state_covers(folder: RunFolder, state: str, origin: str) -> set[Key] | None
 
 def _is_whole(folder: RunFolder, there: set[str], key: Key, origin: str) -> bool:
     """Whether a shard's own files are all there, as they were written, and of this shard and this run."""
-    sentences, sums = _own_files(key)
+    sentences, sums = own_files(key)
     if not {sentences, sums} <= there:
         return False
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(sums) as path:
@@ -182,7 +180,7 @@ def coverage(folder: RunFolder) -> dict[str, set[Key]]:
     for state in _states(folder):
         keys = _keys(_facts(folder, state))
         if twice := keys.intersection(*[set().union(*found.values())]):
-            raise _damaged(folder, state, f"shard {min(twice)[1]} of part {min(twice)[0]} is in two states")
+            raise damaged_file(folder, state, f"shard {min(twice)[1]} of part {min(twice)[0]} is in two states")
         found[state.removeprefix(STATE).removesuffix(ENDING)] = keys
     return found
 
@@ -193,8 +191,8 @@ def kept(folder: RunFolder, only: Iterable[Key] | None = None) -> dict[Key, Kept
     there = set(folder.parts(WORK)) if keys else set()
     found = {}
     for key in sorted(keys):
-        if there.issuperset(_own_files(key)):
-            facts = _facts(folder, _own_files(key)[1])
+        if there.issuperset(own_files(key)):
+            facts = _facts(folder, own_files(key)[1])
             span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"], facts["full"])
             found[key] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
     return found
@@ -216,80 +214,8 @@ def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector
             for collector in collectors.values():
                 collector.load(tensors)
     except (SealError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise _damaged(folder, name, error) from error
+        raise damaged_file(folder, name, error) from error
     return [(part, number) for part, number in facts["covered"]]
-
-
-def merged(folder: RunFolder, make: Any, shards: Iterable[Key]) -> dict[int, LayerCollector]:
-    """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards."""
-    whole: dict[int, LayerCollector] | None = None
-    for state in _states(folder):
-        part = make()
-        load(folder, state.removeprefix(STATE).removesuffix(ENDING), part)
-        if whole is None:
-            whole = part
-        else:
-            with ThreadPoolExecutor() as pool:  # layers have nothing to do with one another
-                list(pool.map(LayerCollector.merge, whole.values(), part.values()))
-    whole = make() if whole is None else whole
-    for collector in whole.values():
-        collector.clear_sums()
-    for key in sorted(shards):
-        name = _own_files(key)[1]
-        try:
-            with folder.reading(name) as path:
-                sums, _ = load_sealed(path)
-                for collector in whole.values():
-                    collector.add_sums({name: sums[name] for name in collector.sums()})
-        except (SealError, OSError, KeyError, ValueError) as error:
-            raise _damaged(folder, name, error) from error
-    return whole
-
-
-def shifts(shards: Mapping[Key, Kept]) -> Int[Tensor, " parts"]:
-    """What to add to the ids of each part's sentences, so that they are numbered from 0 through all parts."""
-    sentences: dict[int, int] = {}
-    for (part, _), one in sorted(shards.items()):
-        sentences[part] = one.span.after.sentences
-    found = torch.zeros(max(sentences, default=0) + 1, dtype=torch.int64)
-    before = 0
-    for part, count in sorted(sentences.items()):
-        found[part] = before - (part << SENTENCE_BITS)
-        before += count
-    return found
-
-
-def renumber(collectors: Iterable[LayerCollector], shift: Int[Tensor, " parts"]) -> None:
-    """Let triggers point to sentences by the number that they have in the corpus."""
-    for collector in collectors:
-        for top in collector.top.values():
-            used = top.coefficient > 0
-            place = top.place[used]
-            top.place[used] = place + (shift[sentence_of(place) >> SENTENCE_BITS] << POSITION_BITS)
-
-
-def kept_sentences(
-    folder: RunFolder, shards: Mapping[Key, Kept], shift: Int[Tensor, " parts"], numbers: Int[np.ndarray, " n"]
-) -> Iterator[pa.RecordBatch]:
-    """The sentences that have these numbers in the corpus, shard by shard; all of them, or an error."""
-    found = 0
-    for key, one in sorted(shards.items()):
-        name = _own_files(key)[0]
-        try:
-            with folder.reading(name) as path:
-                if file_hash(path) != one.sentences:
-                    raise SealError("its hash differs")
-                with pa.memory_map(str(path)) as source:
-                    table = pa.ipc.open_file(source).read_all()
-                    here = table.column("sentence").to_numpy() + int(shift[key[0]])
-                    wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
-                    found += int(wanted.sum())
-                    numbered = table.set_column(0, SENTENCE_SCHEMA.field(0), pa.array(here))
-                    yield from numbered.filter(pa.array(wanted)).combine_chunks().to_batches()
-        except (SealError, OSError, pa.ArrowException) as error:
-            raise _damaged(folder, name, error) from error
-    if found != len(numbers):
-        raise _damaged(folder, WORK, f"{len(numbers) - found:,} sentences are missing")
 
 
 def _state(worker: str) -> str:
@@ -305,7 +231,7 @@ def _keys(facts: Mapping[str, Any]) -> set[Key]:
     return {(int(part), int(number)) for part, number in facts["covered"]}
 
 
-def _own_files(key: Key) -> tuple[str, str]:
+def own_files(key: Key) -> tuple[str, str]:
     """The names of the files that hold a shard's sentences, and its sums."""
     name = f"{WORK}/shard-{key[0]:05d}-{key[1]:06d}"
     return f"{name}{SENTENCES}", f"{name}{ENDING}"
@@ -317,10 +243,10 @@ def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
         with folder.reading(name) as path:
             return read_facts(path)
     except SealError as error:
-        raise _damaged(folder, name, error) from error
+        raise damaged_file(folder, name, error) from error
 
 
-def _damaged(folder: RunFolder, name: str, why: object) -> RunError:
+def damaged_file(folder: RunFolder, name: str, why: object) -> RunError:
     return RunError(
         f"{folder.place(name)}: missing or damaged ({why}); give the same command again: what it held is read again"
     )

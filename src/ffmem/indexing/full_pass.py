@@ -21,6 +21,7 @@ from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.actor import Job
 from ffmem.indexing.checkpoint import Kept, Key
+from ffmem.indexing.merge import kept_sentences, merged, renumber, shifts
 from ffmem.indexing.provenance import ModelInfo
 from ffmem.indexing.tables import (
     SENTENCE_SCHEMA,
@@ -174,13 +175,13 @@ class Pass:
             self.folder.clear(WORK)  # the text may be put right
             raise CorpusError(self.nothing_to_read(read))
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, torch.device("cpu")))
-        collectors = list(checkpoint.merged(self.folder, make, kept).values())
-        shift = checkpoint.shifts(kept)
-        checkpoint.renumber(collectors, shift)
+        collectors = list(merged(self.folder, make, kept).values())
+        shift = shifts(kept)
+        renumber(collectors, shift)
         numbers = referenced_sentences(collectors)
         stats = self.settings.has_stats
         tables = {
-            SENTENCES: (SENTENCE_SCHEMA, checkpoint.kept_sentences(self.folder, kept, shift, numbers)),
+            SENTENCES: (SENTENCE_SCHEMA, kept_sentences(self.folder, kept, shift, numbers)),
             TRIGGERS: (TRIGGER_SCHEMA, trigger_batches(collectors, numbers)),
             CELLS: (cell_schema(stats), cell_batches(collectors, stats)),
         }

@@ -76,15 +76,12 @@ class Worker:
             done.setdefault(part, {})[number] = one.span
         batches = self.settings.batch_tokens, int(self.settings.bos)
         with closing(corpus.stream(parts, done, batches, room)) as shards:
-            first = self._writer.submit(next, shards, None)  # text is read meanwhile
-            try:
-                self.take_up()
-            finally:
-                shard = first.result()
-            while shard is not None:
+            ready = self._writer.submit(self.take_up)  # while the first text is read
+            for shard in shards:
+                ready.result()
                 for count in self._read(shard, damaged=(shard.part, shard.number) in damaged):
                     yield shard, count
-                shard = next(shards, None)
+            ready.result()
 
     def _read(self, shard: Shard, *, damaged: bool) -> Iterator[int]:
         """Read a shard. A damaged one is read into collectors of its own: what it gives to others is in a state already."""

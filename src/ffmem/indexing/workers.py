@@ -106,7 +106,7 @@ class Workers:
                     self._call(member, method, [job], *member.task)
                     continue
                 more = False
-                if method == "read" and len(self.members) > 1:
+                if method == "read":
                     self._end(member)
             if not more and not any(member.task for member in self.members):
                 return
