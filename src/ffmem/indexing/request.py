@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 import torch
@@ -71,22 +71,13 @@ class Request:
     def for_model(self, model: ModelInfo) -> dict[str, Any]:
         """The settings by name, for this model; `auto` is left where the corpus or the device has to be asked."""
         facts = model.facts
-        return {
-            "top": self.top,
-            "unit": self.unit,
-            "distinct": self.distinct,
+        named = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "max_record"}
+        return named | {
             "layers": parse_layers(self.layers, facts.layers),
-            "limit_tokens": self.limit_tokens,
-            "sample": self.sample,
             "seed": None if self.sample is None else self.seed,
-            "batch_tokens": self.batch_tokens,
             "shard_tokens": self.shard_size(model),
             "bos": check_bos(self.bos, facts.bos, facts.name),
             "negative": facts.gated if self.negative == "auto" else self.negative == "on",
-            "stats": self.stats,
-            "language": self.language,
-            "column": self.column,
-            "wikitext": self.wikitext,
         }
 
     def shard_size(self, model: ModelInfo) -> int:
