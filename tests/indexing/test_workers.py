@@ -103,6 +103,12 @@ def test_any_worker_goes_on_with_what_others_have_left(gpt2, long_text, stopped,
     assert content(stopped) == content(tmp_path / "whole")
 
 
+def test_what_is_left_to_be_chosen_agrees_with_what_was_chosen(gpt2, long_text, stopped):
+    settings = {name: value for name, value in SETTINGS.items() if name not in ("shard_tokens", "batch_tokens")}
+    assert build_index(gpt2, long_text, out=stopped, **settings).manifest.settings.shard_tokens == 500
+    assert build_index(gpt2, long_text, out=stopped, **settings).manifest.settings.batch_tokens == 256
+
+
 def test_a_part_that_is_read_again_reads_nothing_that_is_kept(gpt2, long_text, stopped, monkeypatch):
     """As where Ray asks a worker again that was lost when it had read a part, before anybody heard of it."""
     folder = RunFolder(stopped)

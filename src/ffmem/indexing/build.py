@@ -147,7 +147,7 @@ def _begun(
 ) -> tuple[Manifest, int | None]:
     """The manifest of the run, new or as an earlier call has left it, and about how many tokens the corpus has.
 
-    Sets what of the corpus is read, and how: its sample and its marks.
+    Sets what of the corpus is read, and how: its sample, its marks, the size of its shards.
     """
     about = cache(partial(estimate_tokens, text))
     if manifest is None:
@@ -158,10 +158,11 @@ def _begun(
         text.plain = wanted["wikitext"] == "plain"
         if request.sample is not None:
             text.sample = _drawn(text, request.sample, request.seed, quiet)
-        settings = resolve(wanted, info, about)
+        settings = resolve(wanted | {"shard_tokens": text.shard_tokens}, info, about)
     else:
         settings = agree(folder.path, manifest, wanted, info, text)
         text.sample, text.plain = sample_of(manifest), settings.wikitext == "plain"
+        text.shard_tokens = settings.shard_tokens
     tokens = None if quiet and not announce else about()
     if announce:
         cells = sum(info.facts.cells[layer - 1] for layer in settings.layers)
@@ -245,7 +246,7 @@ def _opened(
     model: MemoryModel | None,
 ) -> Index:
     """A complete run, if it is of this model, corpus and settings."""
-    agree(folder.path, manifest, wanted, info, text)
+    text.shard_tokens = agree(folder.path, manifest, wanted, info, text).shard_tokens
     text.sample = sample_of(manifest)
     check_same_corpus(folder.path, manifest, text)
     return open_index(folder.path, model=model)

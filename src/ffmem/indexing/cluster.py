@@ -48,7 +48,7 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
         yield ray
         return
     own: dict[str, Any] = {} if address else {"include_dashboard": False, "num_cpus": workers, "num_gpus": 0}
-    address = address or "local"
+    address = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address or "local"
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:

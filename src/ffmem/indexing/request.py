@@ -75,7 +75,6 @@ class Request:
         return named | {
             "layers": parse_layers(self.layers, facts.layers),
             "seed": None if self.sample is None else self.seed,
-            "shard_tokens": self.shard_size(model),
             "bos": check_bos(self.bos, facts.bos, facts.name),
             "negative": facts.gated if self.negative == "auto" else self.negative == "on",
         }
