@@ -43,7 +43,7 @@ GOOD = 0.9
 """How often a value is one that the command can use."""
 SLOW = {"train", "demo"}
 """Commands that are tried elsewhere: a training takes its minutes."""
-NEVER = {"--help", "--workers", "--devices", "--engine", "--address"}
+NEVER = {"--help", "--workers", "--devices", "--address"}
 """Options that start processes; bad values of them are tried in the tests."""
 TEXTS = [
     *("", " ", "\t", "\n", "a\nb", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\u202eright", "\u2066", "\u2028", "\u200b"),

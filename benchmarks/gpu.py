@@ -39,7 +39,8 @@ from ffmem.corpus.tokens import Encoder
 from ffmem.indexing.coefficients import DeviceBatch, to_device
 from ffmem.indexing.collect import GROUP, LayerCollector, raised_flags, read_again, read_batch
 from ffmem.indexing.layer_statistics import GPU_EVERY
-from ffmem.indexing.provenance import SHARD_TOKENS, Subject, auto_batch_tokens
+from ffmem.indexing.provenance import ModelInfo
+from ffmem.indexing.request import SHARD_TOKENS, auto_batch_tokens
 from ffmem.indexing.worker import take_over_activations
 from ffmem.model.activation import Activation
 from ffmem.model.adaptive.config import AdaptiveConfig
@@ -182,7 +183,7 @@ def each(read: Callable[[MemoryModel, np.ndarray], None], model: MemoryModel) ->
 def compare(shape: str, tokens: int, shard: int, device: str, *, usual: bool) -> Iterator[dict[str, Any]]:
     """What all ways took, once more after each part: of a run that is cut short something is known."""
     model = make_model(shape, device)
-    subject = Subject.of(model)
+    subject = ModelInfo.of(model)
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     ways: dict[str, Callable[[list[Batch]], None]] = {
@@ -285,7 +286,7 @@ def profile(shape: str, tokens: int, shard: int, device: str) -> None:
     """Show what the bare trunk's and the pass's kernels take in the first part, in which nearly everything passes, and
     in the second."""
     model = make_model(shape, device)
-    subject = Subject.of(model)
+    subject = ModelInfo.of(model)
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     batches = list(make_batches(tokens, model.config.vocab_size, batch_tokens=size, shard=shard))
     step = -(-len(batches) // PARTS)
@@ -332,7 +333,7 @@ def end_to_end(corpus: list[Path], tokens: int, device: str) -> dict[str, Any]:
     encoder = Encoder(tokenizer, model.context - 1)
     share = index.counts.tokens // QUARTER
     plan = Corpus(open_sources(files), encoder, Unit("sentence"), "en", SHARD_TOKENS["cuda"], share, max(1, cores() - 2))
-    subject = Subject.of(model)
+    subject = ModelInfo.of(model)
     size = auto_batch_tokens(subject.facts.cells, subject.facts.dtype, subject.facts.device, subject.layer_bytes)
     began = time.perf_counter()
     shards = list(plan.stream())

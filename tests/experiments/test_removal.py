@@ -11,7 +11,7 @@ import torch
 from ffmem import build_index, load_model
 from ffmem.errors import FfmemError, ModelError, RunError
 from ffmem.experiments.questions.removal import KINDS, Drawn, Removed, draw_triggers, removal, remove_tokens
-from ffmem.indexing.provenance import BATCH_TOKENS
+from ffmem.indexing.request import BATCH_TOKENS
 from ffmem.run.results import load_result
 from tests.tiny import WORDS, silent_gpt2, some_sentences, tiny_model
 

@@ -365,7 +365,7 @@ def test_a_damaged_manifest_can_be_overwritten_where_nothing_else_lies_beside_it
     build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | json.loads(damage)) if "99" in damage else damage)
-    with pytest.raises(RunError, match=r"manifest.json: (damaged|expected format 2, found 99)"):
+    with pytest.raises(RunError, match=r"manifest.json: (damaged|expected format 3, found 99)"):
         build_index(gpt2, ["the king ."], out=tmp_path, quiet=True)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "thesis.csv").write_text("mine")

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster make the bytes of one on this machine, whatever happens to them, their nodes or the driver."""
+"""Workers on a Ray cluster make the bytes of one process, whatever happens to them, their nodes or the driver."""
 
 import json
 import logging
@@ -12,20 +12,23 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ffmem import build_index
 from ffmem.cli.app import main
-from ffmem.errors import FfmemError, ModelError, RunError
-from ffmem.indexing import checkpoint
+from ffmem.errors import CorpusError, FfmemError, ModelError, RunError
 from ffmem.indexing import cluster as room
-from ffmem.indexing.crew import Crew
-from ffmem.indexing.lane import Lost
+from ffmem.indexing import workers as workers_module
+from ffmem.run import lock
 from ffmem.run.folder import RunFolder
+from tests.indexing.parts import InParts
 from tests.indexing.reference import SETTINGS, content
 from tests.shelf import BUCKET, s3_store
 from tests.tiny import some_text
@@ -35,6 +38,7 @@ for name, value in room.QUIET.items():
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
+pytestmark = pytest.mark.slow
 CPU = {"device": "cpu"}
 COMMAND = [sys.executable, "-c", "import sys, torch; torch.set_num_threads(1); from ffmem.cli.app import main; main()"]
 OPTIONS = ["--shard-tokens", "500", "--batch-tokens", "256", "--top", "5", "--device", "cpu", "-q"]
@@ -53,9 +57,23 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(gpt2_folder, text, tmp_path_factory):
+    """What one process makes of the corpus in parts."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    build_index(gpt2_folder, text, out=run, **SETTINGS, **CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ffmem.indexing.build.Corpus", InParts)
+        build_index(gpt2_folder, text, out=run, **SETTINGS, **CPU)
     return content(run)
+
+
+@pytest.fixture(autouse=True)
+def in_parts(monkeypatch):
+    """Every corpus comes in parts; may be called again with more of `InParts`."""
+
+    def have(**more):
+        monkeypatch.setattr("ffmem.indexing.build.Corpus", partial(InParts, **more))
+
+    have()
+    return have
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +89,7 @@ def rays():
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: there are sockets in it
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
         patch.delenv("RAY_ADDRESS", raising=False)
         yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -96,54 +115,32 @@ def indexing(gpt2_folder, text, cluster):
     """The run that all tests make."""
 
     def index(run, *, model=gpt2_folder, **settings):
-        return build_index(model, text, out=run, engine="ray", address=cluster.address, **SETTINGS, **CPU, **settings)
+        return build_index(model, text, out=run, address=cluster.address, **SETTINGS, **CPU, **settings)
 
     return index
 
 
 @pytest.fixture
-def hired(monkeypatch):
-    """Every lane that is opened, in order; workers are asked often how far they have come."""
-    lanes = []
+def meanwhile(in_parts, tmp_path):
+    """Have something done while two workers are in the midst of a part; it is told their processes, which go on after it."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    (gate / "hold").touch()
+    in_parts(gate=str(gate))
 
-    class Watched(room.RayLane):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            self.called = ""
-            lanes.append(self)
-
-        def call(self, method, *arguments):
-            super().call(method, *arguments)
-            self.called = method
-
-    monkeypatch.setattr(room, "RayLane", Watched)
-    monkeypatch.setattr(room, "ASKING", 0.0)
-    return lanes
-
-
-@pytest.fixture
-def meanwhile(hired, monkeypatch):
-    """Have something done, by another thread, while two workers are in the midst of a shard. They begin together, and get no
-    other shard before it is done."""
-    doing = threading.Event()
-
-    def answer(self, real=room.RayLane.answer):
-        if self.called == "begin" and any(lane.called == "subject" for lane in hired[:2]):
-            return None
-        return None if self.called == "read" and doing.is_set() else real(self)
+    def processes():
+        return [int(path.name) for path in gate.iterdir() if path.name != "hold"]
 
     def have(do):
         def wait():
-            wait_until(lambda: len(hired) == 2 and all(lane.tokens for lane in hired))
-            doing.set()
             try:
-                do()
+                wait_until(lambda: len(processes()) == 2)
+                do(processes())
             finally:
-                doing.clear()
+                (gate / "hold").unlink()
 
         threading.Thread(target=wait, daemon=True).start()
 
-    monkeypatch.setattr(room.RayLane, "answer", answer)
     return have
 
 
@@ -152,42 +149,45 @@ def logged(run, event):
     return [line for line in lines if line["event"] == event]
 
 
-def test_workers_on_two_nodes_make_the_bytes_of_one(indexing, alone, tmp_path, hired, capfd, monkeypatch):
+def wait_until(true):
+    end = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_workers_on_two_nodes_make_the_bytes_of_one(indexing, alone, tmp_path, meanwhile, capfd, monkeypatch):
     """A third finds no room, which holds up nobody."""
-    monkeypatch.setattr(room, "PATIENCE", 15.0)
+    monkeypatch.setattr(workers_module, "NO_ROOM", 15.0)
     monkeypatch.chdir(tmp_path)  # a relative path means the same to workers, wherever they run
+    processes = []
+    meanwhile(processes.extend)
     index = indexing("run", workers=3)
     assert index.model is None
     assert content(tmp_path / "run") == alone
-    assert len(hired) == 3
-    assert len({lane.pid for lane in hired} - {0, os.getpid()}) == 2
+    assert len(set(processes) - {os.getpid()}) == 2
     assert not ray.is_initialized()
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_worker_that_is_killed_is_replaced_and_loses_nothing(indexing, alone, tmp_path, hired, meanwhile, capfd):
+def test_a_worker_that_is_killed_is_replaced_and_loses_nothing(indexing, alone, tmp_path, meanwhile, capfd):
     run = tmp_path / "run"
-    meanwhile(lambda: os.kill(hired[0].pid, signal.SIGKILL))
+    meanwhile(lambda processes: os.kill(processes[0], signal.SIGKILL))
     indexing(run)
     assert content(run) == alone
     (lost,) = logged(run, "lost")
-    assert re.search(
-        r"^worker 0 ended on .*, process \d+ \(its worker process has died\) while it read a shard", lost["what"]
-    )
-    assert len(hired) == 3
+    assert re.search(r"^worker \d on .*, process \d+, ended while it read part \d ", lost["what"])
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_node_that_is_gone_takes_its_worker_with_it_and_nothing_else(cluster, indexing, alone, tmp_path, hired, meanwhile):
-    """Its replacement finds no room and waits; the other worker does the rest."""
+def test_a_node_that_is_gone_takes_its_worker_with_it_and_nothing_else(cluster, indexing, alone, tmp_path, meanwhile):
+    """Its replacement finds no room until the other worker has nothing left to do."""
     run = tmp_path / "run"
     (node,) = cluster.worker_nodes
 
-    def remove():
+    def remove(processes):
         cluster.remove_node(node, allow_graceful=False)
-        wait_until(
-            lambda: not all(Path(f"/proc/{lane.pid}").exists() for lane in hired)
-        )  # it looks for its node now and then
+        wait_until(lambda: not all(Path(f"/proc/{process}").exists() for process in processes))
 
     meanwhile(remove)
     try:
@@ -195,73 +195,103 @@ def test_a_node_that_is_gone_takes_its_worker_with_it_and_nothing_else(cluster, 
     finally:
         cluster.add_node(num_cpus=1, num_gpus=2)
     assert content(run) == alone
-    lost = logged(run, "lost")  # more than one where a replacement was sent to the node before its end was known
-    assert lost
-    assert len(hired) == 2 + len(lost)
-    assert hired[-1].host == ""
+    assert logged(run, "lost")
+
+
+def test_a_part_that_ends_every_worker_ends_the_run(indexing, tmp_path, in_parts, monkeypatch):
+    monkeypatch.setattr(workers_module, "RESTARTS", 1)
+    in_parts(leader=os.getpid())
+    with pytest.raises(FfmemError, match=r"part \d has cost a worker 2 times \(the last: worker \d .*\): finished"):
+        indexing(tmp_path / "run")
+
+
+@pytest.mark.parametrize("first", ["several", "one"])
+def test_a_run_is_finished_by_another_number_of_workers(first, gpt2_folder, text, indexing, alone, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    def stop(_):
+        if len(list(run.glob("work/shard-*.arrow"))) >= 2 and list(run.glob("work/state-*")):
+            raise KeyboardInterrupt
+
+    local = partial(build_index, gpt2_folder, text, **SETTINGS, **CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "check_writer", stop)
+        with pytest.raises(KeyboardInterrupt):
+            (indexing if first == "several" else lambda run: local(out=run))(run)
+    assert logged(run, "finished") == []
+    if first == "several":
+        local(out=run)
+    else:
+        indexing(run)
+    assert content(run) == alone
+    assert logged(run, "continued")[0]["shards"] >= 1
+
+
+def test_a_limit_on_tokens_falls_where_it_falls_in_one_process(gpt2_folder, text, indexing, tmp_path):
+    indexing(tmp_path / "several", limit_tokens=3000)
+    build_index(gpt2_folder, text, out=tmp_path / "one", limit_tokens=3000, **SETTINGS, **CPU)
+    assert content(tmp_path / "several") == content(tmp_path / "one")
 
 
 def test_a_driver_that_is_killed_is_continued_from_the_shards_that_are_kept(
-    cluster, gpt2_folder, text, indexing, alone, tmp_path
+    cluster, gpt2_folder, text, tmp_path, monkeypatch
 ):
+    monkeypatch.undo()  # as it is typed
     run = tmp_path / "run"
-    typed = [*COMMAND, "index", str(gpt2_folder), str(text), "-o", str(run), *OPTIONS, "--engine", "ray"]
+    typed = [*COMMAND, "index", str(gpt2_folder), str(text), "-o", str(run), *OPTIONS]
     driver = subprocess.Popen([*typed, "--address", cluster.address])
     try:
-        # A worker whose second shard is begun has kept its first one; the other may be slow to start.
         wait_until(lambda: driver.poll() is not None or len(list(run.glob("work/shard-*.arrow"))) >= 3)
     finally:
         driver.kill()
         driver.wait()
     assert logged(run, "finished") == []
-    time.sleep(room.SETTLING)  # its workers end with it
-    shutil.copytree(run, tmp_path / "local")
-    indexing(run)
-    assert content(run) == alone
+    time.sleep(2)  # its workers end with it
+    build_index(gpt2_folder, text, out=run, **SETTINGS, **CPU)
+    build_index(gpt2_folder, text, out=tmp_path / "alone", **SETTINGS, **CPU)
+    assert content(run) == content(tmp_path / "alone")
     (continued,) = logged(run, "continued")
     assert continued["shards"] >= 1
-    build_index(gpt2_folder, text, out=tmp_path / "local", **SETTINGS, **CPU)
-    assert content(tmp_path / "local") == alone
 
 
-def test_a_run_begun_here_is_finished_on_a_cluster_that_the_caller_is_connected_to(
-    cluster, gpt2_folder, text, indexing, alone, tmp_path, monkeypatch
-):
-    def stop(*arguments, save=checkpoint.save):
-        save(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", stop)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(gpt2_folder, text, out=tmp_path / "run", **SETTINGS, **CPU)
+def test_a_cluster_that_the_caller_is_connected_to_is_used_and_stays_connected(cluster, gpt2_folder, text, alone, tmp_path):
     ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
-        indexing(tmp_path / "run")
+        build_index(gpt2_folder, text, out=tmp_path / "run", workers=2, **SETTINGS, **CPU)
         assert content(tmp_path / "run") == alone
-        assert logged(tmp_path / "run", "continued")[0]["shards"] == 1
-        assert ray.is_initialized()  # as before
+        assert ray.is_initialized()
     finally:
         ray.shutdown()
 
 
-def test_workers_keep_a_run_in_an_object_store(indexing, store, alone, hired):
+def test_workers_keep_a_run_in_an_object_store(indexing, store, alone):
     run = f"{store}/runs/ray"
     indexing(run)
     folder = RunFolder(run)
     names = set(folder.names("")) - {"log.jsonl"}
     assert {Path(name): folder.read_bytes(name) for name in names} == alone
-    assert len(hired) == 2
+
+
+def test_workers_of_a_writer_that_was_taken_for_dead_keep_nothing_more(indexing, store, meanwhile, monkeypatch):
+    """The one who took over would find their states in place of its own."""
+    monkeypatch.setattr(lock, "BEAT", 60.0)  # so that no sign of life comes after that
+    run = f"{store}/runs/taken"
+    files = RunFolder(run).files
+    meanwhile(lambda _: files.put(lock.WRITER, json.dumps({"host": "far", "process": 7, "id": "other"}).encode()))
+    with pytest.raises(RunError, match="process 7 on far writes this run now, so this process has ended"):
+        indexing(run)
+    assert RunFolder(run).names("work") == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
 def test_a_cluster_of_its_own_ends_with_the_run_when_it_is_interrupted(
-    gpt2_folder, text, alone, rays, tmp_path, number, code
+    gpt2_folder, text, rays, tmp_path, number, code, monkeypatch
 ):
     """As the command line starts it, where no address is given."""
+    monkeypatch.undo()
     run = tmp_path / "run"
-    where = os.environ | {"TOLD_BY": str(tmp_path)}  # all processes that it starts have this too
-    typed = [*COMMAND, "index", str(gpt2_folder), str(text), "-o", str(run), *OPTIONS, "--engine", "ray"]
+    where = os.environ | {"TOLD_BY": str(tmp_path), "RAY_TMPDIR": rays}  # all processes that it starts have this too
+    typed = [*COMMAND, "index", str(gpt2_folder), str(text), "-o", str(run), *OPTIONS, "--workers", "2"]
     driver = subprocess.Popen(typed, env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
         wait_until(lambda: driver.poll() is not None or list(run.glob("work/state-*")))
@@ -276,7 +306,8 @@ def test_a_cluster_of_its_own_ends_with_the_run_when_it_is_interrupted(
     assert re.fullmatch(f"ffmem: stopped; all finished shards are kept in {run}. Give the same .* to continue.\n", err)
     wait_until(lambda: not started_with(f"TOLD_BY={tmp_path}"))
     build_index(gpt2_folder, text, out=run, **SETTINGS, **CPU)
-    assert content(run) == alone
+    build_index(gpt2_folder, text, out=tmp_path / "alone", **SETTINGS, **CPU)
+    assert content(run) == content(tmp_path / "alone")
 
 
 def started_with(variable):
@@ -288,15 +319,8 @@ def started_with(variable):
     return found
 
 
-def wait_until(true):
-    end = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_an_error_in_a_worker_is_told_as_it_is_with_its_machine(indexing, tmp_path, monkeypatch):
-    monkeypatch.setattr(room.platform, "node", lambda: "another")
+    monkeypatch.setattr(workers_module.platform, "node", lambda: "another")
     with pytest.raises(ModelError, match=r"^[^\n]*nothing at [^\n]*nowhere[^\n]* \(on [^\n]+\)$"):
         indexing(tmp_path / "run", model=str(tmp_path / "nowhere"), workers=1)
     assert not ray.is_initialized()
@@ -305,7 +329,7 @@ def test_an_error_in_a_worker_is_told_as_it_is_with_its_machine(indexing, tmp_pa
 def test_an_error_of_ours_in_a_worker_is_no_loss(indexing, tmp_path, capfd):
     with pytest.raises(RuntimeError, match=r"^in a worker: TypeError: .*colour"):
         indexing(tmp_path / "run", colour="red", workers=1)
-    assert "in _do" in capfd.readouterr().err  # where it happened
+    assert "in model_info" in capfd.readouterr().err  # where it happened
 
 
 def test_a_run_that_workers_do_not_see_is_refused(indexing):
@@ -313,8 +337,26 @@ def test_a_run_that_workers_do_not_see_is_refused(indexing):
         indexing("memory://here/run", workers=1)
 
 
+def test_a_text_that_workers_do_not_see_is_refused(indexing, tmp_path, in_parts):
+    in_parts(elsewhere=os.getpid())
+    with pytest.raises(CorpusError, match=r"does not see the same text as the machine that leads: every machine needs"):
+        indexing(tmp_path / "run", workers=1)
+
+
+def test_a_worker_unlike_the_first_is_refused(indexing, tmp_path, monkeypatch):
+    def abacus(*arguments):
+        from ffmem.indexing.provenance import new_manifest
+
+        manifest = new_manifest(*arguments)
+        return replace(manifest, environment=manifest.environment | {"device_name": "abacus"})
+
+    monkeypatch.setattr("ffmem.indexing.build.new_manifest", abacus)
+    with pytest.raises(FfmemError, match=r"worker \d is not like .* in place of abacus"):
+        indexing(tmp_path / "run")
+
+
 def test_a_node_with_other_versions_is_refused(indexing, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "_version", lambda name: "0.0")
+    monkeypatch.setattr(workers_module, "version", lambda name: "0.0")
     with pytest.raises(FfmemError, match=r" has ffmem .*, this machine 0\.0: install the same versions on every node$"):
         indexing(tmp_path / "run")
 
@@ -336,7 +378,7 @@ def test_a_cluster_without_room_is_told(cluster, indexing, tmp_path, monkeypatch
         def greet(self):
             pass
 
-    monkeypatch.setattr(room, "PATIENCE", 0.3)
+    monkeypatch.setattr(workers_module, "NO_ROOM", 0.3)
     ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
         others = [ray.remote(num_cpus=1)(Other).remote() for _ in range(2)]
@@ -356,20 +398,7 @@ def test_an_address_where_something_else_answers_is_one_line(gpt2_folder, text_f
         threading.Thread(target=other.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{other.server_address[1]}"
         with pytest.raises(SystemExit):
-            main(
-                [
-                    "index",
-                    str(gpt2_folder),
-                    str(text_file),
-                    "-o",
-                    str(tmp_path / "run"),
-                    "--engine",
-                    "ray",
-                    "--address",
-                    address,
-                    "-q",
-                ]
-            )
+            main(["index", str(gpt2_folder), str(text_file), "-o", str(tmp_path / "run"), "--address", address, "-q"])
         other.shutdown()
     error = rf"ffmem: error: no Ray cluster can be reached at {address} \(what answers there is not Ray\): start one .*\n"
     assert re.fullmatch(error, capfd.readouterr().err)
@@ -378,43 +407,31 @@ def test_an_address_where_something_else_answers_is_one_line(gpt2_folder, text_f
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_an_address_without_a_cluster_is_one_line(gpt2_folder, text_file, tmp_path, address, capfd):
     with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "index",
-                str(gpt2_folder),
-                str(text_file),
-                "-o",
-                str(tmp_path / "run"),
-                "--engine",
-                "ray",
-                "--address",
-                address,
-                "-q",
-            ]
-        )
+        main(["index", str(gpt2_folder), str(text_file), "-o", str(tmp_path / "run"), "--address", address, "-q"])
     assert ended.value.code == 1
     assert re.fullmatch(rf"ffmem: error: no Ray cluster can be reached at {address} \(.*\n", capfd.readouterr().err)
     assert not ray.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"device": "cuda:1"}, "expected --device auto, cuda or cpu with --engine ray, found cuda:1"),
-        ({"devices": "cpu,cpu"}, "--devices is for workers on this machine"),
-    ],
-)
-def test_devices_are_given_out_by_ray(cluster, gpt2_folder, text, tmp_path, settings, message):
-    with pytest.raises(FfmemError, match=message):
-        build_index(gpt2_folder, text, out=tmp_path / "run", engine="ray", address=cluster.address, **settings)
+def test_devices_are_given_out_by_ray(cluster, gpt2_folder, text, tmp_path):
+    with pytest.raises(FfmemError, match="expected --device auto, cuda or cpu with --address, found cuda:1"):
+        build_index(gpt2_folder, text, out=tmp_path / "run", address=cluster.address, device="cuda:1")
 
 
-def test_with_a_device_map_a_worker_gets_several_gpus_of_one_node(cluster, gpt2_folder, text, alone, tmp_path, hired):
+def test_with_a_device_map_a_worker_gets_several_gpus_of_one_node(cluster, gpt2_folder, text, alone, tmp_path, monkeypatch):
     """There are none in truth, so that the model is on the CPU after all."""
-    spread = {"engine": "ray", "address": cluster.address, "device_map": "auto"}
-    build_index(gpt2_folder, text, out=tmp_path / "run", **SETTINGS, **spread)
-    assert [lane.cluster.needs for lane in hired] == [{"CPU": 1, "GPU": 2}]
-    assert content(tmp_path / "run") == alone
+    needs = []
+    made = workers_module.Workers.__init__
+
+    def watched(self, ray, model, devices, room, threads):
+        needs.append((room.needs, len(devices)))
+        made(self, ray, model, devices, room, threads)
+
+    monkeypatch.setattr(workers_module.Workers, "__init__", watched)
+    build_index(gpt2_folder, text, out=tmp_path / "run", **SETTINGS, address=cluster.address, device_map="auto")
+    assert needs == [({"CPU": 1, "GPU": 2}, 1)]
+    if not torch.cuda.is_available():
+        assert content(tmp_path / "run") == alone
 
 
 @pytest.mark.parametrize(
@@ -433,56 +450,6 @@ def test_with_a_device_map_a_worker_gets_several_gpus_of_one_node(cluster, gpt2_
 )
 def test_gpus_of_a_cluster_are_shared_out_machine_by_machine(gpus, workers, share, places):
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
-    made = room.Cluster(SimpleNamespace(nodes=lambda: nodes), "cuda", workers, spread=True)
+    made = room.Room(SimpleNamespace(nodes=lambda: nodes), "cuda", workers, spread=True)
     assert made.needs == {"CPU": 1, "GPU": share}
     assert made.places() == places
-
-
-class Doomed:
-    """A lane whose workers are lost as soon as they are called, but for those of place 0."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def call(self, method, *arguments):
-        pass
-
-    def answer(self):
-        if self.number:
-            raise Lost("by fate")
-        return ([],)
-
-    def read_so_far(self):
-        return 0
-
-    def close(self):
-        pass
-
-
-def test_a_place_whose_workers_never_begin_stays_empty():
-    places = []
-    crew = Crew(lambda number: (places.append(number), Doomed(number))[1], 2)
-    for _ in range(5):
-        assert crew._answer(crew.members[0]) == ([],)
-        assert crew._answer(crew.members[1]) is None
-    assert places == [0, 1, 1, 1]
-    assert len(crew.lost) == 3
-    with pytest.raises(
-        FfmemError, match=r"^no worker lives long enough to take up the run; the last: worker 1 ended by fate"
-    ):
-        Crew(lambda number: Doomed(1 + number), 2).subject()
-
-
-def test_shards_that_are_not_where_they_should_be_are_noticed(tmp_path):
-    crew = Crew(Doomed, 2)
-    crew._check_all_are_kept(set(), RunFolder(tmp_path))
-    with pytest.raises(
-        FfmemError, match=r"2 of 2 shards were read, but are not in .* \(such as 3\): .* the same command again$"
-    ):
-        crew._check_all_are_kept({4, 3}, RunFolder(tmp_path))
-
-
-def test_without_ray_the_extra_is_named(gpt2_folder, text_file, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(FfmemError, match=r"^the engine ray needs the ray package: pip install 'ffmem\[ray\]'$"):
-        build_index(gpt2_folder, text_file, out=tmp_path / "run", engine="ray")

@@ -1,14 +1,17 @@
 """Each worker of a machine has a device, or several GPUs over which its model is spread and beside which it sees none."""
 
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ffmem import build_index
 from ffmem.errors import FfmemError
+from ffmem.indexing.actor import Actor
 from ffmem.indexing.devices import SEEN, crowded, share_out
-from ffmem.indexing.lane import ProcessLane
 from tests.indexing.reference import SETTINGS, content
 
 SPREAD = {"device_map": "auto"}
@@ -103,11 +106,11 @@ def test_workers_with_more_threads_than_there_are_cores_are_told_of(monkeypatch,
     assert crowded(share_out({"device": "cpu"}, 9, None), 1).endswith("give no more than --workers 4")
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=None, shutdown=lambda: None))
     try:
         for quiet in (True, False):
-            build_index(
-                gpt2_folder, long_text, out=tmp_path / str(quiet), workers=2, device="cpu", limit_tokens=99, quiet=quiet
-            )
+            with pytest.raises(FfmemError, match="Ray could not be started"):  # it is told before that
+                build_index(gpt2_folder, long_text, out=tmp_path / "run", workers=2, device="cpu", quiet=quiet)
             assert ("2 workers of 3 threads share 4 cores" in capfd.readouterr().err) == (not quiet)
     finally:
         torch.set_num_threads(threads)
@@ -126,18 +129,21 @@ def test_workers_that_spread_a_model_see_their_own_gpus_only_and_make_the_bytes_
     gpus, gpt2_folder, long_text, tmp_path, monkeypatch
 ):
     """What they see is checked; that there is nothing to be seen, on a machine without GPUs, puts the model on its CPU."""
-    environments = []
-
-    class Watched(ProcessLane):
-        def close(self):
-            found = Path(f"/proc/{self.process.pid}/environ").read_bytes().split(b"\0")
-            environments.append(dict(line.decode().split("=", 1) for line in found if line))
-            super().close()
-
-    monkeypatch.setattr("ffmem.indexing.build.ProcessLane", Watched)
+    pytest.importorskip("ray")
+    monkeypatch.setattr("ffmem.indexing.workers.Actor", Watched)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("SEEN_BY_WORKERS", str(tmp_path))
     build_index(gpt2_folder, long_text, out=tmp_path / "one", device="cpu", **SETTINGS)
     gpus(4)
     build_index(gpt2_folder, long_text, out=tmp_path / "two", workers=2, device_map="auto", **SETTINGS)
-    assert sorted(one[SEEN] for one in environments) == ["0,1", "2,3"]  # they are closed in any order
+    assert sorted(path.read_text() for path in tmp_path.glob("seen-*")) == ["0,1", "2,3"]
     if not torch.cuda.is_available():
         assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+class Watched(Actor):
+    """A worker that notes which GPUs it sees when it loads its model."""
+
+    def model_info(self):
+        Path(os.environ["SEEN_BY_WORKERS"], f"seen-{self.name}").write_text(os.environ[SEEN])
+        return super().model_info()

@@ -192,7 +192,7 @@ def test_of_two_states_that_cover_one_shard_one_goes(interrupted):
 def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrupted):
     folder = RunFolder(interrupted)
     manifest = folder.manifest()
-    first, second = (f"work/shard-00000{number}.safetensors" for number in (0, 1))
+    first, second = (f"work/shard-00000-00000{number}.safetensors" for number in (0, 1))
     shutil.copy(interrupted / first, interrupted / second)
     assert second in mend(folder, manifest.provenance)
     other = replace(manifest, model=replace(manifest.model, hash="0" * 64))
@@ -201,7 +201,7 @@ def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrup
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [("state-0.safetensors", [0, 1, 2]), ("shard-000001.arrow", [1, 2]), ("shard-000000.safetensors", [0, 2])],
+    [("state-0.safetensors", [0, 1, 2]), ("shard-00000-000001.arrow", [1, 2]), ("shard-00000-000000.safetensors", [0, 2])],
 )
 @pytest.mark.slow
 def test_a_damaged_file_of_the_work_costs_what_it_held_and_not_the_run(
@@ -258,6 +258,7 @@ def test_a_run_killed_by_the_system_at_random_moments_ends_with_the_same_bytes(g
     assert content(killed) == content(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)
 @pytest.mark.slow

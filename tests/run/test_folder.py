@@ -62,7 +62,7 @@ def test_an_edited_manifest_is_noticed(run):
 def test_another_format_is_refused(run):
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(RunError, match="expected format 2, found 99"):
+    with pytest.raises(RunError, match="expected format 3, found 99"):
         open_index(run)
 
 

@@ -12,8 +12,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ffmem import build_index
 from ffmem.errors import RunError
-from ffmem.indexing.crew import Crew
-from ffmem.progress import Reporter
 from ffmem.run import lock
 from ffmem.run.folder import RunFolder
 from ffmem.run.lock import WRITER, WriterFile
@@ -192,25 +190,6 @@ def test_workers_write_in_the_name_of_whoever_leads_and_no_longer(url, tmp_path,
     assert folder.read_bytes("work/state-0") == b"mine"
     with RunFolder(tmp_path).locked():
         assert RunFolder(tmp_path).writer is None  # the system's lock knows no names
-
-
-@pytest.mark.parametrize("url", ["s3"], indirect=True)  # no other process has this one's memory
-def test_workers_of_a_writer_that_was_taken_for_dead_keep_nothing_more(gpt2_folder, url, text_file, monkeypatch):
-    """The one who took over would find their states in place of its own."""
-    monkeypatch.setattr(lock, "RENEWED_EVERY", 60.0)  # so that no sign of life comes after that
-    kept = []
-
-    def heard(crew, member, answer, folder, manifest, hear=Crew._heard):
-        """Once the worker has taken up the run, another one takes it over."""
-        if member.doing == "begin":
-            kept.append(folder.names("work"))
-            left_behind(url)
-        return hear(crew, member, answer, folder, manifest)
-
-    monkeypatch.setattr(Crew, "_heard", heard)
-    with pytest.raises(RunError, match="process 7 on far writes this run now, so this process has ended"):
-        build_index(gpt2_folder, text_file, out=url, devices="cpu", shard_tokens=20, quiet=True)
-    assert [RunFolder(url).names("work")] == kept == [[]]
 
 
 def test_a_first_try_whose_answer_was_lost_is_this_writers_own(url, monkeypatch):

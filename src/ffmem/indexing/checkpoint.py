@@ -1,14 +1,16 @@
 """What workers leave behind after every shard, so that a run that is stopped anywhere goes on from there.
 
 A worker keeps one state: the triggers and counts of all shards that it has read, and which shards those are. What depends
-on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept a shard. A shard counts once
-a state covers it, and all states together make the index, in any order. Every file carries a hash of all that is in it, or
-another file does, and is compared with it before it is used: a damaged one costs what it held, not the run.
+on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept for each shard. A shard counts
+once a state covers it, and all states together make the index, in any order. Every file carries a hash of all that is in it,
+or another file does, and is compared with it before it is used: a damaged one costs what it held, not the run.
+
+Until the run is finished, a sentence's id holds its part above and its number within the part below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -31,10 +32,12 @@ from ffmem.indexing.top import sentence_of
 from ffmem.run.folder import WORK, RunFolder, file_hash
 
 STATE, ENDING, SENTENCES = f"{WORK}/state-", ".safetensors", ".arrow"
+Key = tuple[int, int]
+"""Which shard: the number of its part, and its own in the part."""
 
 
 class Snapshot:
-    """A worker's findings, copied when it had read a shard: it may go on while they are written.
+    """A worker's findings, copied when it had read a shard, so that it may go on while they are written.
 
     The copies are made into the same memory every time, which a GPU can write to directly.
     """
@@ -42,9 +45,10 @@ class Snapshot:
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
-        """Of this shard alone."""
+        """The float sums of this shard alone."""
 
     def take(self, collectors: Iterable[LayerCollector]) -> None:
+        """Copy what the collectors hold now; returns once the copies are there."""
         devices = set()
         for collector in collectors:
             for copies, found in ((self.state, collector.state()), (self.sums, collector.sums())):
@@ -58,41 +62,42 @@ class Snapshot:
                 torch.cuda.synchronize(device)
 
     def pointed_to(self, shard: Shard) -> Int[np.ndarray, " n"]:
-        """The sentences of a shard that triggers point to, by their number."""
+        """The ids of the sentences of a shard that triggers point to, in order."""
         parts = [np.zeros(0, np.int64)]
         for name, place in self.state.items():
             if name.endswith(".place"):
                 sentence = sentence_of(place).numpy()  # an unused slot's is behind all sentences
-                parts.append(sentence[(sentence >= shard.first) & (sentence < shard.after.sentences)])
+                parts.append(sentence[(sentence >= shard.first) & (sentence < shard.first + len(shard.sentences))])
         return each_once(np.concatenate(parts))
 
 
 def save(
     folder: RunFolder,
     worker: str | None,
-    covered: list[int],
+    covered: list[Key],
     shard: Shard,
     snapshot: Snapshot,
     encoder: Encoder,
     counted: dict[str, int],
-    origin: str,
+    provenance: str,
 ) -> None:
     """Keep what is the shard's own, then the worker's state, which makes it count.
 
     Without a worker only the former is written: for a shard that some state covers, but whose own files were damaged.
-    `origin` is the manifest's, so that no file of another run is ever taken for one of this.
+    `provenance` is the manifest's, so that no file of another run is ever taken for one of this.
     """
     numbers = snapshot.pointed_to(shard)
     sentences = shard.sentences.take(numbers - shard.first)
     if (sentences.ends < 0).any():
         sentences = Sentences.of(encoder.with_ends(list(sentences)))
-    name = _shard(shard.number)
-    with folder.writing(f"{name}{SENTENCES}") as path:
+    key = (shard.part, shard.number)
+    arrow, sums = own_files(key)
+    with folder.writing(arrow) as path:
         write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
         digest = file_hash(path)
     facts = {
-        "origin": origin,
-        "number": shard.number,
+        "provenance": provenance,
+        "shard": key,
         "since": shard.since.as_dict(),
         "after": shard.after.as_dict(),
         "last": shard.last,
@@ -100,11 +105,11 @@ def save(
         "sentences": digest,
         **counted,
     }
-    with folder.writing(f"{name}{ENDING}") as path:
+    with folder.writing(sums) as path:
         save_sealed(path, snapshot.sums, facts)
     if worker is not None:
         with folder.writing(_state(worker)) as path:
-            save_sealed(path, snapshot.state, {"origin": origin, "covered": covered})
+            save_sealed(path, snapshot.state, {"provenance": provenance, "covered": covered})
 
 
 @dataclass(frozen=True)
@@ -119,83 +124,79 @@ class Kept:
     sentences: str
     """The hash of the file that holds its sentences."""
 
+    @property
+    def tokens(self) -> int:
+        return self.span.after.tokens - self.span.since.tokens
 
-def mend(folder: RunFolder, origin: str) -> list[str]:
+
+def mend(folder: RunFolder, provenance: str) -> list[str]:
     """Compare every file that stopped work has left with its hash, and delete what is damaged or another run's.
 
     What is lost that way is read again: a shard for its own files, the shards that it covers for a state. Returns the names
     of the files that are gone. What cannot be looked at now (a network or a disk that fails) is an error, and stays.
     """
     damaged: list[str] = []
-    numbers: set[int] = set()
+    keys: set[Key] = set()
     for state in _states(folder):  # one after the other: each is as large as what a worker holds
-        covers = _state_covers(folder, state, origin)
-        if covers is None or numbers & covers:
+        covers = _state_covers(folder, state, provenance)
+        if covers is None or keys & covers:
             damaged.append(state)
         else:
-            numbers |= covers
+            keys |= covers
     there = set(folder.parts(WORK))
     with ThreadPoolExecutor() as pool:
-        whole = pool.map(lambda number: _is_whole(folder, there, number, origin), sorted(numbers))
-        for number, one in zip(sorted(numbers), whole, strict=True):
+        whole = pool.map(lambda key: _is_whole(folder, there, key, provenance), sorted(keys))
+        for key, one in zip(sorted(keys), whole, strict=True):
             # Both go, or what is made again might be taken for the half of it that was left.
-            damaged += [] if one else [name for name in _own_files(number) if name in there]
+            damaged += [] if one else [name for name in own_files(key) if name in there]
     folder.remove(*damaged)
     return damaged
 
 
-def _state_covers(folder: RunFolder, state: str, origin: str) -> set[int] | None:
+def _state_covers(folder: RunFolder, state: str, provenance: str) -> set[Key] | None:
     """The shards that a state covers; None where it is damaged or another run's."""
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(state) as path:
         _, facts = load_sealed(path)
-        if facts["origin"] == origin:
-            return {int(number) for number in facts["covered"]}
+        if facts["provenance"] == provenance:
+            return _keys(facts)
     return None
 
 
-def _is_whole(folder: RunFolder, there: set[str], number: int, origin: str) -> bool:
+def _is_whole(folder: RunFolder, there: set[str], key: Key, provenance: str) -> bool:
     """Whether a shard's own files are all there, as they were written, and of this shard and this run."""
-    sentences, sums = _own_files(number)
+    sentences, sums = own_files(key)
     if not {sentences, sums} <= there:
         return False
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(sums) as path:
         _, facts = load_sealed(path)
-        if (facts["origin"], facts["number"]) == (origin, number):
+        if (facts["provenance"], tuple(facts["shard"])) == (provenance, key):
             with folder.reading(sentences) as other:
                 return bool(file_hash(other) == facts["sentences"])
     return False
 
 
-def kept(folder: RunFolder) -> dict[int, Kept]:
-    """The finished shards, by their numbers: those that a state covers and whose own files are there."""
-    found: dict[int, Kept] = {}
-    there = set(folder.parts(WORK))
+def coverage(folder: RunFolder) -> dict[str, set[Key]]:
+    """The shards that each worker's state covers, by the worker's name; an error where two cover the same."""
+    found: dict[str, set[Key]] = {}
     for state in _states(folder):
-        for number in _covered(folder, state):
-            if number in found:
-                raise _damaged(folder, state, f"shard {number} is in two states")
-            if there.issuperset(_own_files(number)):
-                facts = _facts(folder, _own_files(number)[1])
-                span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"], facts["full"])
-                found[number] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
-    return dict(sorted(found.items()))
+        keys = _keys(_facts(folder, state))
+        if twice := keys.intersection(*[set().union(*found.values())]):
+            raise damaged_file(folder, state, f"shard {min(twice)[1]} of part {min(twice)[0]} is in two states")
+        found[state.removeprefix(STATE).removesuffix(ENDING)] = keys
+    return found
 
 
-def covered(folder: RunFolder, worker: str) -> list[int]:
-    """The shards that a worker's state covers; none where it has left no state."""
-    return _covered(folder, _state(worker))
-
-
-def have_files(folder: RunFolder, shards: Iterable[int]) -> set[int]:
-    """Those of some shards whose own files are there."""
-    there = set(folder.parts(WORK))
-    return {number for number in shards if there.issuperset(_own_files(number))}
-
-
-def damaged_shards(folder: RunFolder) -> set[int]:
-    """The shards that some state covers, but whose own files are not there: only these are to be made again."""
-    numbers = {number for state in _states(folder) for number in _covered(folder, state)}
-    return numbers - have_files(folder, numbers)
+def kept(folder: RunFolder, only: Iterable[Key] | None = None) -> dict[Key, Kept]:
+    """The finished shards, in order: those that a state covers and whose own files are there; of `only` these, if given."""
+    keys = set().union(*coverage(folder).values()) if only is None else set(only)
+    there = set(folder.parts(WORK)) if keys else set()
+    found = {}
+    for key in sorted(keys):
+        if there.issuperset(own_files(key)):
+            facts = _facts(folder, own_files(key)[1])
+            span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"], facts["full"])
+            found[key] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
+    return found
 
 
 def begun(folder: RunFolder) -> bool:
@@ -203,12 +204,7 @@ def begun(folder: RunFolder) -> bool:
     return bool(_states(folder))
 
 
-def workers(folder: RunFolder) -> list[str]:
-    """Those who have left a state."""
-    return [state.removeprefix(STATE).removesuffix(ENDING) for state in _states(folder)]
-
-
-def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[int]:
+def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[Key]:
     """Fill the collectors with a worker's state; the shards that it covers, none where there is none."""
     name = _state(worker)
     if not folder.exists(name):
@@ -219,77 +215,27 @@ def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector
             for collector in collectors.values():
                 collector.load(tensors)
     except (SealError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise _damaged(folder, name, error) from error
-    return list(facts["covered"])
-
-
-def merged(folder: RunFolder, make: Any, shards: Iterable[int]) -> dict[int, LayerCollector]:
-    """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards."""
-    whole: dict[int, LayerCollector] | None = None
-    for worker in workers(folder):
-        part = make()
-        load(folder, worker, part)
-        if whole is None:
-            whole = part
-        else:
-            for layer, collector in whole.items():
-                collector.merge(part[layer])
-    whole = make() if whole is None else whole
-    for number in sorted(shards):
-        name = f"{_shard(number)}{ENDING}"
-        try:
-            with folder.reading(name) as path:
-                sums, _ = load_sealed(path)
-                for collector in whole.values():
-                    collector.add_sums({key: sums[key] for key in collector.sums()})
-        except (SealError, OSError, KeyError, ValueError) as error:
-            raise _damaged(folder, name, error) from error
-    return whole
-
-
-def kept_sentences(
-    folder: RunFolder, shards: Mapping[int, Kept], numbers: Int[np.ndarray, " n"]
-) -> Iterator[pa.RecordBatch]:
-    """The sentences with these numbers, shard by shard; all of them, or an error."""
-    found = 0
-    for shard, one in sorted(shards.items()):
-        name = f"{_shard(shard)}{SENTENCES}"
-        try:
-            with folder.reading(name) as path:
-                if file_hash(path) != one.sentences:
-                    raise SealError("its hash differs")
-                with pa.memory_map(str(path)) as source:
-                    table = pa.ipc.open_file(source).read_all()
-                    here = table.column("sentence").to_numpy()
-                    wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
-                    found += int(wanted.sum())
-                    yield from table.filter(pa.array(wanted)).combine_chunks().to_batches()
-        except (SealError, OSError, pa.ArrowException) as error:
-            raise _damaged(folder, name, error) from error
-    if found != len(numbers):
-        raise _damaged(folder, WORK, f"{len(numbers) - found:,} sentences are missing")
+        raise damaged_file(folder, name, error) from error
+    return [(part, number) for part, number in facts["covered"]]
 
 
 def _state(worker: str) -> str:
     return f"{STATE}{worker}{ENDING}"
 
 
-def _shard(number: int) -> str:
-    return f"{WORK}/shard-{number:06d}"
-
-
 def _states(folder: RunFolder) -> list[str]:
     return [name for name in folder.parts(WORK) if name.startswith(STATE)]
 
 
-def _covered(folder: RunFolder, state: str) -> list[int]:
-    """The shards that a state covers; none where there is no such state."""
-    return [int(number) for number in _facts(folder, state)["covered"]] if folder.exists(state) else []
+def _keys(facts: Mapping[str, Any]) -> set[Key]:
+    """The shards that a state covers, from the facts in it."""
+    return {(int(part), int(number)) for part, number in facts["covered"]}
 
 
-def _own_files(number: int) -> tuple[str, str]:
+def own_files(key: Key) -> tuple[str, str]:
     """The names of the files that hold a shard's sentences, and its sums."""
-    return f"{_shard(number)}{SENTENCES}", f"{_shard(number)}{ENDING}"
+    name = f"{WORK}/shard-{key[0]:05d}-{key[1]:06d}"
+    return f"{name}{SENTENCES}", f"{name}{ENDING}"
 
 
 def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
@@ -297,10 +243,10 @@ def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
     try:
         return read_facts(partial(folder.read_bytes, name))
     except SealError as error:
-        raise _damaged(folder, name, error) from error
+        raise damaged_file(folder, name, error) from error
 
 
-def _damaged(folder: RunFolder, name: str, why: object) -> RunError:
+def damaged_file(folder: RunFolder, name: str, why: object) -> RunError:
     return RunError(
         f"{folder.location(name)}: missing or damaged ({why}); give the same command again: what it held is read again"
     )

@@ -1,23 +1,23 @@
-"""A worker: a model, and collectors that take in one shard after the other."""
+"""A worker: a model, and collectors that take in the shards of one part of the corpus after the other."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import torch
 
-from ffmem.corpus.shards import Shard
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.parts import Part
+from ffmem.corpus.shards import Shard, Span
 from ffmem.corpus.tokens import Encoder
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, RunError
 from ffmem.indexing import checkpoint
+from ffmem.indexing.checkpoint import Key
 from ffmem.indexing.collect import LayerCollector, read_shard
 from ffmem.indexing.layer_statistics import statistics_named
-from ffmem.indexing.provenance import Subject
-from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.process import Shared
 from ffmem.run.folder import RunFolder
@@ -28,44 +28,64 @@ SWITCH = 1e-4
 
 
 class Worker:
-    """Reads shards and leaves its findings in the run folder, written while the next shard is read."""
+    """Reads parts of a corpus and leaves what it finds in the run folder, shard by shard.
 
-    def __init__(
-        self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str, damaged: Iterable[int] = ()
-    ) -> None:
+    A shard's findings are written while the next one is read. Whatever an earlier worker of the same name has left is taken
+    over, so that a worker which is started again goes on from there.
+    """
+
+    def __init__(self, model: MemoryModel, folder: RunFolder, manifest: Manifest, name: str) -> None:
         self.model, self.folder, self.name = model, folder, name
         self.manifest, self.settings = manifest, manifest.settings
         self.devices = {layer: model.values(layer).device for layer in self.settings.layers}
         self.threads = int(manifest.environment["threads"])
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()
-        with turns(model.device.type):
-            self.collectors = self._collectors()
-            self.covered = checkpoint.load(folder, name, self.collectors)
-            self.snapshot.take(self.collectors.values())  # the memory for it, before there is any text
-        self.damaged = set(damaged)
-        """Shards that some worker's state covers, but whose own files are to be made again."""
-        self.mended: list[int] = []
-        """Damaged shards that this worker has read again."""
+        self.covered = sorted(checkpoint.coverage(folder).get(name, ()))
+        """The shards whose triggers and counts are in the collectors."""
+        self.collectors: dict[int, LayerCollector] = {}
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
+
+    def take_up(self) -> None:
+        """Make the collectors, filled with what an earlier worker has left, and the memory for their snapshots."""
+        if not self.collectors:
+            with turns(self.model.device.type):
+                self.collectors = self._collectors()
+                self.check_covered(checkpoint.load(self.folder, self.name, self.collectors))
+                self.snapshot.take(self.collectors.values())
 
     def _collectors(self) -> dict[int, LayerCollector]:
         found = make_collectors(self.manifest, self.devices)
         take_over_activations(self.model, found)
         return found
 
-    @property
-    def kept(self) -> list[int]:
-        """The shards that this worker has read and that need no reading any more, once all is written."""
-        return [number for number in [*self.covered, *self.mended] if number not in self.damaged]
+    def read(
+        self, corpus: Corpus, parts: list[Part], elsewhere: Collection[Key] = (), room: int | None = None
+    ) -> Generator[tuple[Shard, int], None, None]:
+        """Read parts, or what is left of them, `room` tokens at most; yields the shard and the tokens of each batch.
 
-    def read(self, shard: Shard) -> Iterator[int]:
-        """Read a shard; yields the tokens of each batch. It is kept for certain once the next one, or `wait`, returns.
-
-        A damaged one is read into collectors of its own: what it gives to all others is in a state already.
+        `elsewhere` are shards that other workers' states cover. Finished shards are only compared with the text. A shard is
+        kept for certain once the next one is read, or `wait` has returned.
         """
-        damaged = shard.number in self.damaged
+        numbers = {part.number for part in parts}
+        covered = {key for key in (*elsewhere, *self.covered) if key[0] in numbers}
+        kept = checkpoint.kept(self.folder, covered)
+        damaged = covered - kept.keys()
+        done: dict[int, dict[int, Span]] = {}
+        for (part, number), one in kept.items():
+            done.setdefault(part, {})[number] = one.span
+        batches = self.settings.batch_tokens, int(self.settings.bos)
+        with closing(corpus.stream(parts, done, batches, room)) as shards:
+            ready = self._writer.submit(self.take_up)  # while the first text is read
+            for shard in shards:
+                ready.result()
+                for count in self._read(shard, damaged=(shard.part, shard.number) in damaged):
+                    yield shard, count
+            ready.result()
+
+    def _read(self, shard: Shard, *, damaged: bool) -> Iterator[int]:
+        """Read a shard. A damaged one is read into collectors of its own: what it gives to others is in a state already."""
         collectors, snapshot = (self._collectors(), checkpoint.Snapshot()) if damaged else (self.collectors, self.snapshot)
         padded, size, before = 0, self.settings.batch_tokens, _overflows(collectors)
         bos = self.model.bos if self.settings.bos else None
@@ -81,23 +101,27 @@ class Worker:
             ) from error
         self.wait()
         snapshot.take(collectors.values())
-        if damaged:
-            self.damaged.discard(shard.number)
-            self.mended.append(shard.number)
-        else:
-            self.covered = [*self.covered, shard.number]
+        if not damaged:
+            self.covered = [*self.covered, (shard.part, shard.number)]
         counted = {"padded": padded, "read_again": _overflows(collectors) - before}
-        name, origin = None if damaged else self.name, self.manifest.provenance
+        name, provenance = None if damaged else self.name, self.manifest.provenance
         self._written = self._writer.submit(
-            checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, origin
+            checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, provenance
         )
 
-    def wait(self) -> list[int]:
-        """Until all that was read is kept; the shards that are."""
+    def check_covered(self, others: Collection[Key]) -> None:
+        """An error where others see this worker's state cover other shards: somebody else still writes it."""
+        if more := set(self.covered) ^ set(others):
+            raise RunError(
+                f"{self.folder.path}: another process has written shard {min(more)[1]} of part {min(more)[0]} meanwhile; "
+                "when it has ended, give the same command again"
+            )
+
+    def wait(self) -> None:
+        """Until all that was read is kept."""
         if self._written is not None:
             self._written.result()
             self._written = None
-        return self.kept
 
     def close(self) -> None:
         """Wait for what is being written; an error in it has been told, or is told by `wait`."""
@@ -106,43 +130,6 @@ class Worker:
 
 def _overflows(collectors: dict[int, LayerCollector]) -> int:
     return sum(collector.overflows for collector in collectors.values())
-
-
-class Service:
-    """A worker as others call it, from another process or another machine. Every answer is small."""
-
-    def __init__(self, model: Any, load: dict[str, Any], threads: int) -> None:
-        torch.set_num_threads(threads)  # as whoever leads: sums depend on it in the last digits
-        self.model = load_model(model, **load)
-        self.worker: Worker | None = None
-        self.told: Callable[[int], None] = lambda tokens: None
-        """Told of the tokens of a shard as they are read."""
-
-    def subject(self) -> Subject:
-        return Subject.of(self.model)
-
-    def begin(self, run: str, manifest: Manifest, name: str, writer: str | None, damaged: set[int]) -> list[int]:
-        """Take up a run, or what an earlier worker of this name has left of it; the shards that it covers.
-
-        `writer` is who leads, as the run's folder knows it; `damaged` are the shards that are covered, but to be made again.
-        """
-        folder = RunFolder(run)
-        folder.write_as(writer)
-        self.worker = Worker(self.model, folder, manifest, name, damaged)
-        return self.worker.kept
-
-    def read(self, shard: Shard) -> list[int]:
-        """Read a shard; the shards that are kept so far."""
-        assert self.worker is not None
-        kept, read = self.worker.kept, 0
-        for tokens in self.worker.read(shard):
-            self.told(read := read + tokens)
-        return kept
-
-    def keep(self) -> list[int]:
-        """The shards that are kept, all that were read."""
-        assert self.worker is not None
-        return self.worker.wait()
 
 
 def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dict[int, LayerCollector]:
@@ -157,8 +144,8 @@ def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dic
             distinct=settings.distinct,
             negative=settings.negative,
             every=settings.every,
-            device=device,
             statistics=statistics,
+            device=device,
         )
         for layer, device in devices.items()
     }

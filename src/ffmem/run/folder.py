@@ -45,7 +45,7 @@ def _parts() -> re.Pattern[str]:
         "|".join(
             (
                 *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
-                rf"{WORK}/(state-\d+\.safetensors|shard-\d{{6,}}\.(arrow|safetensors))",
+                rf"{WORK}/(state-\d+\.safetensors|shard-(\d{{5,}}-)?\d{{6,}}\.(arrow|safetensors))",
                 rf"{RESULTS}/(random/)?({names}|causal)\.(json|parquet)",
                 rf"{FIGURES}/(fig\d+|({names})(_\d+)?)\.(svg|png)",
             )

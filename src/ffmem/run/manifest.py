@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-FORMAT = 2
+FORMAT = 3
 """The format of the manifest and of the files that it names; another one is refused."""
 MOST = 1 << 63
 """All numbers of a run are smaller than this."""
