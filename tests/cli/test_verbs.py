@@ -9,21 +9,21 @@ import ffmem
 from ffmem.cli.app import app
 from ffmem.model.loading import load_model
 
-COMMANDS = typer.main.get_command(app).commands
-OTHER_NAMES = {"experiments": "experiments.each_experiment", "intervene": "compare"}
-"""`ffmem.experiments` is the package of all experiments; `intervene` is the context in which `compare` runs."""
+COMMANDS = {verb: one for verb, one in typer.main.get_command(app).commands.items() if not one.hidden}
+OTHER_NAMES = {"experiments": "experiments.each_experiment"}
+"""`ffmem.experiments` is the package of all experiments."""
 PRINTED = {"as_json", "export"}
 """Options that say what is printed, not what is done."""
 SHELL_ONLY = {"show": {"top"}}
 """More of them: a cell in Python has all its triggers and tokens."""
 PYTHON_ONLY = {
-    "index": {"announce", "engine"},
+    "index": {"announce"},
     "train": {"compiled", "log_every"},
     "trace": {"bos"},
-    "intervene": {"bos"},
+    "compare": {"bos"},
 }
 """What cannot be typed, or what only a program needs."""
-RENAMED = {"intervene": {"edit": "edits", "token": "tokens"}}
+RENAMED = {"compare": {"edit": "edits", "token": "tokens"}}
 """An option that may be repeated is typed in the singular."""
 LOADING = {name for name in inspect.signature(load_model).parameters if name != "source"} | {"device", "dtype"}
 OTHER_DEFAULTS = {"trace": {"at", "grid"}}
@@ -47,7 +47,7 @@ def same(typed, default):
 def test_a_command_and_its_function_take_the_same(verb):
     function = function_of(verb)
     known = {name: one for name, one in inspect.signature(function).parameters.items() if one.kind is not one.VAR_KEYWORD}
-    loads = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values()) or verb == "trace"
+    loads = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
     typed = {
         RENAMED.get(verb, {}).get(parameter.name, parameter.name): parameter
         for parameter in COMMANDS[verb].params

@@ -102,8 +102,8 @@ def index(
     workers: Annotated[
         int | None,
         option(
-            "Processes that share the work, one a GPU where there are some.",
-            default="1; with Ray one a GPU",
+            "Processes that share the work (by Ray), one a GPU where there are some.",
+            default="1; with --address one a GPU",
             read=whole("workers", 1, 100_000),
         ),
     ] = None,
@@ -115,7 +115,7 @@ def index(
         ),
     ] = None,
     address: Annotated[
-        str | None, option("Of the Ray cluster that the workers are on: `auto` or `ray://...`.", default="this machine")
+        str | None, option("Of a Ray cluster whose machines share the work: `auto` or `ray://...`.", default="none")
     ] = None,
     overwrite: Annotated[bool, option("Delete the run in this folder first.", "--overwrite")] = False,
     quiet: Quiet = False,
@@ -133,8 +133,6 @@ def index(
 
     refuse_swapped(model, corpus)
     options["corpus"] = _opened(corpus, column, max_record)
-    if address is not None:
-        options["engine"] = "ray"
     note(quiet, f"loading {model}")
     announced: list[str] = []
 

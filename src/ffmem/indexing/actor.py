@@ -131,7 +131,7 @@ class Actor:
             raise FfmemError(f"worker {self.name} is not like the one that the run began with: it has {difference}")
         folder = RunFolder(job.run)
         found = folder.manifest()
-        if found is None or found.provenance != job.manifest.origin:
+        if found is None or found.provenance != job.manifest.provenance:
             raise RunError(
                 f"{platform.node()} does not see the run at {job.run}: give a folder that every node reaches under this "
                 "path, or a URL such as s3://bucket/run"

@@ -79,12 +79,12 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
 
 
 def state_bytes(t: int, signs: int, stats: bool) -> int:
-    """Bytes a cell of a worker's state: 28 a trigger, and the state of its statistics."""
+    """Bytes that a worker's state takes for one cell: 28 a trigger, and the state of its statistics with `stats`."""
     return 28 * t * signs + cell_bytes(_statistics(stats))[0]
 
 
 def _statistics(stats: bool) -> list[type[Statistic]]:
-    """What a run gathers that begins now."""
+    """The statistics that a run gathers if it begins now."""
     return [*BUILT_IN.values(), *installed_statistics().values()] if stats else []
 
 
