@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,12 +96,12 @@ def compare(
     from ffmem.live.comparison import compare as compare_edited
     from ffmem.live.recipe import recipe
 
-    edits = {"at": at, "run": run, "device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    edits: dict[str, Any] = {"at": at, "run": run, "device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     note(quiet, f"loading {model}")
     if export:
         print(recipe(model, *edit, **edits), end="")
         return
-    asked = {"position": position, "tokens": token or (), "top": top, "generate": generate}
+    asked: dict[str, Any] = {"position": position, "tokens": token or (), "top": top, "generate": generate}
     found = compare_edited(model, prompt, *edit, **edits, **asked, control=control, seed=seed)
     if as_json:
         say_json(found.as_dict(), indent=2)

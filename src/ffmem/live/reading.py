@@ -57,10 +57,8 @@ def read_positions(
     every = [one for both in listed for side in both for one in side]
     every += [one for found in votes.values() for vote in found for one in (*vote.promised, *vote.suppressed)]
     known = _known(model, index, {(one.cell, sign_of(one.coefficient)) for one in every})
-    judged = vocabulary.judge(after, wanted, norm=True)
-    predicted = _said(model, judged.top_log_prob, judged.top)
-    tokens = _said(model, judged.log_prob, wanted)
-    nexts = _said(model, vocabulary.judge(after, truth.clamp(min=0), norm=True).log_prob, truth.clamp(min=0))
+    target_text = "" if target is None else token_texts(model, [target])[0]
+    nexts = _said(model, vocabulary.log_prob(after, truth.clamp(min=0), norm=True), truth.clamp(min=0))
 
     def described(cells: Sequence[CellContribution]) -> tuple[CellPart, ...]:
         return tuple(_cell_part(one, parts.scores, known) for one in cells)
@@ -69,15 +67,18 @@ def read_positions(
     for row, position in enumerate(positions):
         promoting, suppressing = map(described, listed[row])
         layers = _layers(parts, row, predictions[row], (*promoting, *suppressing))
-        whole = of == "output"
+        last, whole = layers[-1].o, of == "output"
+        token, rank = last.top[0], last.final.rank
+        if last.target is not None and target is not None:
+            token, rank = Said(target_text, target, last.target.probability), last.target.rank
         found.append(
             PositionTrace(
                 position=position,
                 prefix=model.tokenizer.decode(list(ids[: position + 1])),
                 next=nexts[row] if truth[row] >= 0 else None,
-                final=predicted[row],
-                token=tokens[row],
-                rank=int(judged.rank[row]),
+                final=last.top[0],
+                token=token,
+                rank=rank,
                 of=of,
                 layers=layers,
                 embedding=_part(parts, parts.embedding, row) if whole else None,
