@@ -103,6 +103,8 @@ class LayerParts:
     attention: Float[Tensor, "k n"]
     cells: Float[Tensor, "k n cells"]
     """Each cell's part."""
+    all_cells: Float[Tensor, "k n"]
+    """The parts of all cells together."""
     value_bias: Float[Tensor, "k n"]
     norm_bias: Float[Tensor, "k n"]
     """What the biases of the norms on the stream's way inside the block give; with `of="layer"` the final norm's too."""
@@ -112,7 +114,7 @@ class LayerParts:
     @property
     def added(self) -> Float[Tensor, "k n"]:
         """What the layer itself adds: attention, all cells, and the value bias."""
-        return self.attention + self.cells.sum(-1) + self.value_bias
+        return self.attention + self.all_cells + self.value_bias
 
     def to(self, device: torch.device) -> LayerParts:
         """The same numbers on this device, wherever the layer itself is."""
@@ -231,7 +233,7 @@ def _layer_parts(
     if family.carried != "block.in":
         pull_through(family.carried, flow.before, flow.carried)
     before = (g * flow.before.float()).sum(-1)
-    return LayerParts(flow.m, before, attention, cells, value_bias, norm_bias=constant), g
+    return LayerParts(flow.m, before, attention, cells, cells.sum(-1), value_bias, norm_bias=constant), g
 
 
 def _norm_behind(model: MemoryModel, layer: int) -> nn.Module | None:

@@ -57,6 +57,7 @@ def read_positions(
     every = [one for both in listed for side in both for one in side]
     every += [one for found in votes.values() for vote in found for one in (*vote.promised, *vote.suppressed)]
     known = _known(model, index, {(one.cell, sign_of(one.coefficient)) for one in every})
+    errors = _errors(parts, of)
     target_text = "" if target is None else token_texts(model, [target])[0]
     nexts = _said(model, vocabulary.log_prob(after, truth.clamp(min=0), norm=True), truth.clamp(min=0))
 
@@ -85,7 +86,7 @@ def read_positions(
                 norm_bias=_part(parts, parts.norm_bias, row) if whole else None,
                 unembedding_bias=_part(parts, parts.unembedding_bias, row),
                 logit=_part(parts, parts.score, row),
-                error=_error(parts, row, of),
+                error=errors[row],
                 promoting=promoting,
                 suppressing=suppressing,
                 rest=sum((layer.rest for layer in layers[1:]), layers[0].rest) if whole else None,
@@ -119,7 +120,7 @@ def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str
         o = _said(model, judged.top_log_prob, judged.top)
         ranks = _ranks(judged.log_prob, judged.rank)
         targets = [None] * len(o) if target is None else _token_ranks(model, flow.after, wanted)
-        attention, ffn = share.attention.sum(0).tolist(), (share.added - share.attention).sum(0).tolist()
+        attention, ffn = share.attention.sum(0).tolist(), (share.all_cells + share.value_bias).sum(0).tolist()
         rows = zip(columns, r, y, o, ranks, targets, attention, ffn, strict=True)
         for column, in_r, in_y, in_o, *rest in rows:
             column.append(GridTile(in_r, in_y, in_o, case_of(in_r.id, in_y.id, in_o.id), *rest))
@@ -156,7 +157,7 @@ def _layers(
     found = []
     for layer, (share, (r, y, o)) in enumerate(zip(parts.layers, predictions, strict=True), 1):
         attention, cells, value_bias = (
-            _part(parts, tensor, row) for tensor in (share.attention, share.cells.sum(-1), share.value_bias)
+            _part(parts, tensor, row) for tensor in (share.attention, share.all_cells, share.value_bias)
         )
         ffn, rest = cells + value_bias, cells
         for one in listed:
@@ -225,16 +226,16 @@ def _cell_part(one: CellContribution, scores: tuple[str, ...], known: Known) -> 
     return CellPart(one.cell, one.coefficient, LogitPart.of(one.parts, scores), value, trigger, label=None, sign=sign)
 
 
-def _error(parts: Contributions, row: int, of: str) -> float:
-    """By how much the sums miss what they add up to, at worst."""
+def _errors(parts: Contributions, of: str) -> list[float]:
+    """By how much the sums miss what they add up to, at worst, at every position."""
     if of == "output":
-        return float((parts.total - parts.score)[:, row].sum().abs())
-    misses = []
-    for share in parts.layers:
-        assert share.score is not None
-        added = share.before + share.added + share.norm_bias + parts.unembedding_bias
-        misses.append(float((added - share.score)[:, row].sum().abs()))
-    return max(misses)
+        return (parts.total - parts.score).sum(0).abs().tolist()
+    misses = [
+        share.before + share.added + share.norm_bias + parts.unembedding_bias - share.score
+        for share in parts.layers
+        if share.score is not None
+    ]
+    return torch.stack(misses).sum(1).abs().amax(0).tolist()
 
 
 def _part(parts: Contributions, tensor: Float[Tensor, "k n"], row: int) -> LogitPart:
