@@ -31,11 +31,11 @@ from ffmem.run.results import Result
 from ffmem.text import shown_token, visible
 
 MEANS = 1000
-"""Resamples of the interval of one mean."""
+"""How many resamples the interval of a mean is from."""
 DRAWN_AT_A_TIME = 1 << 20
-"""Random numbers of that interval held at a time."""
+"""How many random numbers of the resamples are held at a time."""
 SCORES = 1 << 23
-"""Log-probabilities held at a time: 32 MB in float32."""
+"""How many log-probabilities are held at a time: 32 MB in float32."""
 
 
 def causal(
@@ -106,11 +106,11 @@ class Effects:
     """What switching a cell off does to each prefix, in log-probabilities."""
 
     promised: Float[np.ndarray, " n"]
-    """Of the value's top tokens together, before."""
+    """The log-probability of the value's top tokens together, before the cell is switched off."""
     promise: Float[np.ndarray, " n"]
-    """Their change."""
+    """The change of that log-probability."""
     next: Float[np.ndarray, " n"]
-    """The change of the true next token; NaN at a sentence's end."""
+    """The change of the true next token's log-probability; NaN at a sentence's end."""
 
 
 @torch.inference_mode()
@@ -145,7 +145,7 @@ def _log_probs(
 def _rows(
     model: MemoryModel, index: Index, found: Gathered, bos: int | None, tokens: int, chance: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """A cell's rows; none where it never fires."""
+    """The rows of the result for one cell: none where it never fires."""
     said = index[found.cell].value.top(min(tokens, model.vocabulary.size))
     matched = [pair.matched for pair in found.pairs if pair.matched is not None]
     rows = []
@@ -203,7 +203,7 @@ def _facts(found: Gathered) -> dict[str, Any]:
 
 
 def _notes(index: Index, found: list[Gathered], asked: int, quantile: float) -> list[str]:
-    """What a reader has to know before trusting the numbers."""
+    """Notes on cells with too few prefixes or matches, and on quantiles of few tokens."""
     notes = []
     for one in found:
         used, others = len(one.pairs), sum(not pair.same_token for pair in one.pairs if pair.matched is not None)

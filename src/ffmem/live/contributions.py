@@ -24,7 +24,7 @@ Of = Literal["output", "layer"]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Relative error that a frozen norm may have against what the norm itself gave."""
 HALF_TOLERANCE = 5e-2
-"""The same in bfloat16 and float16."""
+"""The relative error that a frozen norm may have in bfloat16 and float16."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Flow:
     """The stream as it leaves the layer."""
 
     def at(self, rows: Int[Tensor, " rows"]) -> Flow:
-        """The same tensors at some of the positions."""
+        """The flow at some of the positions."""
         return Flow(**{part.name: getattr(self, part.name)[rows.to(self.r.device)] for part in fields(self)})
 
 
@@ -97,25 +97,27 @@ class LayerParts:
     """What one layer gives to each of k scores at n positions."""
 
     m: Float[Tensor, "n cells"]
-    """The coefficients."""
+    """The coefficients of its cells."""
     before: Float[Tensor, "k n"]
     """What the stream brings that enters the layer."""
     attention: Float[Tensor, "k n"]
     cells: Float[Tensor, "k n cells"]
     """Each cell's part."""
+    all_cells: Float[Tensor, "k n"]
+    """The parts of all cells together."""
     value_bias: Float[Tensor, "k n"]
     norm_bias: Float[Tensor, "k n"]
-    """Of the norms inside the block that stand on the stream's way; with `of="layer"` of the final norm too."""
+    """What the biases of the norms on the stream's way inside the block give; with `of="layer"` the final norm's too."""
     score: Float[Tensor, "k n"] | None = None
     """With `of="layer"`, the score that the layer's own output gets: all of the above and the unembedding bias."""
 
     @property
     def added(self) -> Float[Tensor, "k n"]:
         """What the layer itself adds: attention, all cells, and the value bias."""
-        return self.attention + self.cells.sum(-1) + self.value_bias
+        return self.attention + self.all_cells + self.value_bias
 
     def to(self, device: torch.device) -> LayerParts:
-        """The same on one device, wherever the layer is."""
+        """The same numbers on this device, wherever the layer itself is."""
         return replace(self, **{name: one.to(device) for name, one in vars(self).items() if one is not None})
 
 
@@ -127,7 +129,7 @@ class Contributions:
     """`logit`; of an adaptive softmax `head`, the score of the word or of its band, and `tail`, a rare word's inside it."""
     layers: list[LayerParts]
     norm_bias: Float[Tensor, "k n"]
-    """Of all norms on the way to the output."""
+    """What the biases of all norms on the way to the output give."""
     unembedding_bias: Float[Tensor, "k n"]
     score: Float[Tensor, "k n"]
     """What the token gets from the model itself, before any soft cap."""
@@ -144,7 +146,7 @@ class Contributions:
         return self.embedding + added + self.norm_bias + self.unembedding_bias
 
     def of_cells(self, layer: int, row: int, cells: Int[Tensor, " c"]) -> list[CellContribution]:
-        """The parts of some cells of a layer (from 1) at one of the positions."""
+        """Some cells of a layer (counted from 1) at one of the positions, in the order given."""
         parts = self.layers[layer - 1]
         columns = zip(cells.tolist(), parts.m[row, cells].tolist(), parts.cells[:, row, cells].T.tolist(), strict=True)
         return [CellContribution(Cell(layer, index), m, scores) for index, m, scores in columns]
@@ -231,7 +233,7 @@ def _layer_parts(
     if family.carried != "block.in":
         pull_through(family.carried, flow.before, flow.carried)
     before = (g * flow.before.float()).sum(-1)
-    return LayerParts(flow.m, before, attention, cells, value_bias, norm_bias=constant), g
+    return LayerParts(flow.m, before, attention, cells, cells.sum(-1), value_bias, norm_bias=constant), g
 
 
 def _norm_behind(model: MemoryModel, layer: int) -> nn.Module | None:

@@ -31,7 +31,7 @@ EXAMPLES = "L3D1=0, L3D1*2, L3D1+1 or L3D1~q0.99*2"
 FILE_BYTES = 1 << 24
 """The largest file of cells that is read: a million of them."""
 SHOWN_CELLS = 4
-"""Cells of a set that are named before the rest is counted."""
+"""How many cells of a large set are shown by name; of the others only the number is shown."""
 
 # Each of these can be read in one way only: what is no edit is told at once, however long it is.
 _NUMBER = r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf(?:inity)?|[nN]a[nN])"
@@ -88,7 +88,7 @@ class Operation:
         return found
 
     def of(self, m: Float[Tensor, "*pos n"], amounts: Float[Tensor, " n"]) -> Float[Tensor, "*pos n"]:
-        """The new coefficients of n cells."""
+        """The coefficients that n cells get in the place of m."""
         if self.kind == "=":
             return amounts.expand_as(m)
         return m * amounts if self.kind == "*" else m + amounts
@@ -135,7 +135,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Change:
-    """An edit's part in one layer: what happens to which cells, and by how much."""
+    """What an edit does in one layer: an operation, the indices of its cells, and a number for each of them."""
 
     operation: Operation
     cells: list[int]
@@ -143,7 +143,7 @@ class Change:
 
 
 Changes = dict[int, list[Change]]
-"""By layer (from 1), in the order in which they are made."""
+"""The changes of each edited layer (counted from 1), in the order in which they are made."""
 
 
 def parse_cells(cells: Any) -> tuple[Cell, ...]:
@@ -164,7 +164,7 @@ def parse_cells(cells: Any) -> tuple[Cell, ...]:
 
 
 def parse_edits(edits: Iterable[Any]) -> list[Edit]:
-    """All edits, in their order; at least one."""
+    """Read edits in their order; it is an error if there is none."""
     found = [Edit.parse(edit) for edit in edits]
     if not found:
         raise FfmemError(f"expected at least one edit such as {EXAMPLES}, found none")
@@ -181,7 +181,7 @@ def statistics_for(model: MemoryModel, run: str | Path | Index | None) -> Index 
 
 
 def resolve(model: MemoryModel, edits: Iterable[Edit], run: Index | None = None) -> Changes:
-    """What edits change in a model, quantiles read from `run`; an error where a cell is not the model's."""
+    """The changes that edits mean for a model, with quantiles read from `run`; an error where a cell is not the model's."""
     largest = torch.finfo(model.dtype).max
     changes: Changes = {}
     for edit in edits:
@@ -198,7 +198,7 @@ def resolve(model: MemoryModel, edits: Iterable[Edit], run: Index | None = None)
 
 
 def check_cell(model: MemoryModel, cell: Cell) -> None:
-    """An error with the valid range where a model has no such cell."""
+    """Raise an error with the valid range where a model has no such cell."""
     if not 1 <= cell.layer <= model.layers:
         raise CellError(f"{cell}: {model.name} has layers 1 to {model.layers}, found layer {cell.layer}")
     if not 0 <= cell.index < model.cells[cell.layer - 1]:
@@ -220,7 +220,7 @@ def edited(
 
 
 def _cell(cell: Any) -> Cell:
-    """A cell by its name, itself, or as the `cell` of something found: a cell of an index, a trigger."""
+    """A cell from its name, from itself, or from what has one as `cell`: a cell of an index, a trigger."""
     return Cell.parse(cell if isinstance(cell, (str, Cell)) else getattr(cell, "cell", cell))
 
 
@@ -248,5 +248,5 @@ def _file(name: str) -> list[Cell]:
 
 
 def _written(number: float) -> str:
-    """As short as it can be to be read again as the same number."""
+    """A number as the shortest text that is read again as the same number."""
     return repr(number).removesuffix(".0")

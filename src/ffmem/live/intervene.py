@@ -49,7 +49,7 @@ def intervene(
 
 @contextmanager
 def applying(model: MemoryModel, changes: Changes, scope: Scope) -> Iterator[None]:
-    """The same with edits that are resolved."""
+    """Run a model inside with changes that edits were resolved to, at the positions of a scope."""
     columns = None if scope.text == "all" else Columns(scope, model.bos)
     hooks: list[Hook] = []
     if columns is not None:
@@ -63,7 +63,7 @@ def applying(model: MemoryModel, changes: Changes, scope: Scope) -> Iterator[Non
 
 
 def _editing(model: MemoryModel, layer: int, changes: list[Change], columns: Columns | None) -> Callable[..., Any]:
-    """What is done to that which enters a layer's value matrix."""
+    """A hook for a layer's value matrix: it edits the coefficients that enter, in the columns that are meant."""
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         m: Tensor = args[0]

@@ -18,7 +18,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Tokens of a forward, by kind of device."""
+"""How many tokens a forward has, padding included, by kind of device."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Prefix:
     ids: Int[np.ndarray, " pos"]
     next: int | None
     coefficient: float
-    """The cell's, behind the last token."""
+    """The cell's coefficient at the last token."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Gathered:
     limit: int
     chance: np.random.Generator
     above: int = 0
-    """Different prefixes above the threshold."""
+    """How many different prefixes were above the threshold."""
     repeated: int = 0
-    """Prefixes above it that were read before."""
+    """How many prefixes above the threshold equal one that was read before."""
     _held: list[tuple[float, Pair]] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
@@ -97,7 +97,7 @@ class _Prefixes:
 
     shard: Shard
     sentence: Int[np.ndarray, " n"]
-    """In the shard, from 0."""
+    """The number of its sentence in the shard, from 0."""
     length: Int[np.ndarray, " n"]
     token: Int[np.ndarray, " n"]
     """The last token of each."""

@@ -21,7 +21,7 @@ class LogitPart:
 
     total: float
     scores: dict[str, float]
-    """By the score's name; empty for a plain softmax."""
+    """The part of each score by its name; empty for a plain softmax."""
 
     @classmethod
     def of(cls, parts: Sequence[float], names: Sequence[str]) -> LogitPart:
@@ -45,7 +45,7 @@ class TokenRank:
 
     probability: float
     rank: int
-    """From 1."""
+    """How many tokens are at least as likely, itself counted."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CellPart:
     """What fires the cell most, in a run (of a negative coefficient: what drives it furthest below zero)."""
     label: str | None
     sign: Sign
-    """Of the coefficient: whether `value` is what v says or what -v does."""
+    """The sign of the coefficient: whether `value` is what v says or what -v does."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PositionTrace(Shown):
     """One position in full: how the layers come to a prediction, and which parts of the network make one token's logit."""
 
     position: int
-    """In the prompt, from 0."""
+    """The number of its last token in the prompt, from 0."""
     prefix: str
     next: TokenProbability | None
     """The token that follows in the prompt, or the target at its end, and what the model gives it."""
@@ -130,7 +130,7 @@ class PositionTrace(Shown):
     token: TokenProbability
     """The token that contributions are of: the target, else the model's own prediction."""
     rank: int
-    """Of that token in the model's prediction."""
+    """The rank of that token in the model's prediction, from 1."""
     of: str
     layers: tuple[LayerTrace, ...]
     embedding: LogitPart | None
@@ -222,7 +222,7 @@ class GridTile:
     attention: float
     """Signed direct contribution to the target's logit, else to that of what the model says here."""
     ffn: float
-    """The same of all cells and the value bias."""
+    """The same contribution of all cells and the value bias."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -57,10 +57,9 @@ def read_positions(
     every = [one for both in listed for side in both for one in side]
     every += [one for found in votes.values() for vote in found for one in (*vote.promised, *vote.suppressed)]
     known = _known(model, index, {(one.cell, sign_of(one.coefficient)) for one in every})
-    judged = vocabulary.judge(after, wanted, norm=True)
-    predicted = _said(model, judged.top_log_prob, judged.top)
-    tokens = _said(model, judged.log_prob, wanted)
-    nexts = _said(model, vocabulary.judge(after, truth.clamp(min=0), norm=True).log_prob, truth.clamp(min=0))
+    errors = _errors(parts, of)
+    target_text = "" if target is None else token_texts(model, [target])[0]
+    nexts = _said(model, vocabulary.log_prob(after, truth.clamp(min=0), norm=True), truth.clamp(min=0))
 
     def described(cells: Sequence[CellContribution]) -> tuple[CellPart, ...]:
         return tuple(_cell_part(one, parts.scores, known) for one in cells)
@@ -69,22 +68,25 @@ def read_positions(
     for row, position in enumerate(positions):
         promoting, suppressing = map(described, listed[row])
         layers = _layers(parts, row, predictions[row], (*promoting, *suppressing))
-        whole = of == "output"
+        last, whole = layers[-1].o, of == "output"
+        token, rank = last.top[0], last.final.rank
+        if last.target is not None and target is not None:
+            token, rank = Said(target_text, target, last.target.probability), last.target.rank
         found.append(
             PositionTrace(
                 position=position,
                 prefix=model.tokenizer.decode(list(ids[: position + 1])),
                 next=nexts[row] if truth[row] >= 0 else None,
-                final=predicted[row],
-                token=tokens[row],
-                rank=int(judged.rank[row]),
+                final=last.top[0],
+                token=token,
+                rank=rank,
                 of=of,
                 layers=layers,
                 embedding=_part(parts, parts.embedding, row) if whole else None,
                 norm_bias=_part(parts, parts.norm_bias, row) if whole else None,
                 unembedding_bias=_part(parts, parts.unembedding_bias, row),
                 logit=_part(parts, parts.score, row),
-                error=_error(parts, row, of),
+                error=errors[row],
                 promoting=promoting,
                 suppressing=suppressing,
                 rest=sum((layer.rest for layer in layers[1:]), layers[0].rest) if whole else None,
@@ -118,7 +120,7 @@ def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str
         o = _said(model, judged.top_log_prob, judged.top)
         ranks = _ranks(judged.log_prob, judged.rank)
         targets = [None] * len(o) if target is None else _token_ranks(model, flow.after, wanted)
-        attention, ffn = share.attention.sum(0).tolist(), (share.added - share.attention).sum(0).tolist()
+        attention, ffn = share.attention.sum(0).tolist(), (share.all_cells + share.value_bias).sum(0).tolist()
         rows = zip(columns, r, y, o, ranks, targets, attention, ffn, strict=True)
         for column, in_r, in_y, in_o, *rest in rows:
             column.append(GridTile(in_r, in_y, in_o, case_of(in_r.id, in_y.id, in_o.id), *rest))
@@ -155,7 +157,7 @@ def _layers(
     found = []
     for layer, (share, (r, y, o)) in enumerate(zip(parts.layers, predictions, strict=True), 1):
         attention, cells, value_bias = (
-            _part(parts, tensor, row) for tensor in (share.attention, share.cells.sum(-1), share.value_bias)
+            _part(parts, tensor, row) for tensor in (share.attention, share.all_cells, share.value_bias)
         )
         ffn, rest = cells + value_bias, cells
         for one in listed:
@@ -224,16 +226,16 @@ def _cell_part(one: CellContribution, scores: tuple[str, ...], known: Known) -> 
     return CellPart(one.cell, one.coefficient, LogitPart.of(one.parts, scores), value, trigger, label=None, sign=sign)
 
 
-def _error(parts: Contributions, row: int, of: str) -> float:
-    """By how much the sums miss what they add up to, at worst."""
+def _errors(parts: Contributions, of: str) -> list[float]:
+    """By how much the sums miss what they add up to, at worst, at every position."""
     if of == "output":
-        return float((parts.total - parts.score)[:, row].sum().abs())
-    misses = []
-    for share in parts.layers:
-        assert share.score is not None
-        added = share.before + share.added + share.norm_bias + parts.unembedding_bias
-        misses.append(float((added - share.score)[:, row].sum().abs()))
-    return max(misses)
+        return (parts.total - parts.score).sum(0).abs().tolist()
+    misses = [
+        share.before + share.added + share.norm_bias + parts.unembedding_bias - share.score
+        for share in parts.layers
+        if share.score is not None
+    ]
+    return torch.stack(misses).sum(1).abs().amax(0).tolist()
 
 
 def _part(parts: Contributions, tensor: Float[Tensor, "k n"], row: int) -> LogitPart:

@@ -98,7 +98,7 @@ def recipe(
 
 
 def _loading(model: MemoryModel) -> list[str]:
-    """Lines that make `model` and `tokenizer`."""
+    """Python source, line by line, that makes `model` and `tokenizer`."""
     if model.in_memory:
         return ["import torch", "", f"# `model` is the {visible(type(model.model).__name__)} that was brought in memory."]
     if isinstance(model.model, AdaptiveLM) or is_fairseq(Path(model.name)):
@@ -123,7 +123,7 @@ def _loading(model: MemoryModel) -> list[str]:
 
 
 def _written(model: MemoryModel, changes: Changes) -> Iterable[tuple[str, str]]:
-    """The path of each edited value matrix, and its changes as Python."""
+    """For each edited value matrix its path in the model, and its changes as Python source."""
     paths = {id(module): path for path, module in model.model.named_modules()}
     for layer, parts in changes.items():
         yield paths[id(model.value_modules[layer - 1])], ", ".join(map(_change, parts))
@@ -134,7 +134,7 @@ def _change(change: Change) -> str:
 
 
 def _chosen(scope: Scope) -> str:
-    """The columns of a text that a scope means, as Python."""
+    """Python source for the columns of a text that a scope means."""
     if scope.part is None:
         return 'columns[text["end"] :]'
     prompt = 'columns[text["start"] : text["end"]]'

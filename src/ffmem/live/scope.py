@@ -19,7 +19,7 @@ from ffmem.text import beginning
 EXPECTED = "all, generated, a position such as 4 or -1, or a range such as 3: or 2:5"
 
 SHOWN = 60
-"""Columns that are shown of what is no position."""
+"""How many columns an error shows of what cannot be read as positions."""
 
 _NUMBER = rf"[+-]?[0-9]{{1,{DIGITS}}}"
 
@@ -38,7 +38,7 @@ class Scope:
 
     text: str
     part: slice | int | None = None
-    """The prompt's tokens; None for `all` and `generated`."""
+    """Which of the prompt's tokens are meant; None for `all` and `generated`."""
 
     @classmethod
     def parse(cls, at: str | int | slice | Scope) -> Scope:
@@ -76,7 +76,7 @@ class Scope:
 
 @dataclass
 class _Prompt:
-    """The first columns of a text: where each row's tokens begin and end."""
+    """The columns of a prompt, and which of them are to be edited in each row."""
 
     width: int
     chosen: Bool[Tensor, "batch width"]
@@ -92,13 +92,13 @@ class Columns:
     def __init__(self, scope: Scope, bos: int | None) -> None:
         self.scope, self.bos = scope, bos
         self.where: Bool[Tensor, "batch columns"] | None = None
-        """The columns of the forward that is under way; None at first."""
+        """True at the columns to edit in the forward that is under way; None before the first forward."""
         self._prompt: _Prompt | None = None
         self._seen = 0
         self._ids: Tensor | None = None
 
     def follow(self, ids: Tensor, past: int, mask: Tensor | None, generating: bool) -> None:
-        """A forward begins: its ids (or embeddings), how many columns a cache holds, the attention mask if there is one."""
+        """Note that a forward begins, by its ids (or embeddings), the columns that a cache holds, and the attention mask."""
         columns = past + ids.shape[1]
         if past:
             if self._prompt is None or past > self._seen:
@@ -125,7 +125,7 @@ class Columns:
         return ids.shape[1] == before.shape[1] + 1 and bool(same.all())
 
     def _read(self, ids: Tensor, mask: Tensor | None) -> _Prompt:
-        """A prompt's columns; an error where the scope lies outside it."""
+        """Find a prompt's columns that the scope means; an error where it lies outside the prompt."""
         batch, width = ids.shape[:2]
         real = torch.ones(batch, width, dtype=torch.bool)
         if mask is not None and mask.shape == (batch, width):
@@ -141,7 +141,7 @@ class Columns:
 
 
 def following(columns: Columns) -> Callable[..., None]:
-    """What is done when a module that takes ids is called, always by the same thread."""
+    """A hook for a module that takes ids: it tells `columns` of every forward, which are all of one thread."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments | kwargs

@@ -25,7 +25,7 @@ from ffmem.text import beginning, visible
 
 FORMAT = 2
 """Of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""
-POSITIONS = 64
+POSITIONS = 256
 """Positions that are read at a time: all cells' parts of their logits are held."""
 
 
@@ -60,7 +60,7 @@ def trace(
     with_bos = index.manifest.settings.bos if index is not None and bos == "auto" else loaded.check_bos(bos)
     ids = prompt_ids(loaded, prompt, bos=with_bos)
     aim = None if target is None else token_id(loaded, target)
-    asked = _positions(-1 if at is None else at, len(ids))
+    asked = parse_positions(-1 if at is None else at, len(ids))
     with_grid = at in (None, "all") if grid is None else grid
     captured = list(range(len(ids))) if with_grid or at is None else asked
     first = [loaded.bos] if with_bos else []
@@ -68,7 +68,8 @@ def trace(
     return Trace(loaded, prompt, tuple(ids), tuple(asked), with_grid, aim, cells, of, index, tuple(captured), flows)
 
 
-def _positions(at: int | str | slice | Iterable[int], count: int) -> list[int]:
+def parse_positions(at: int | str | slice | Iterable[int], count: int) -> list[int]:
+    """The positions of a prompt of `count` tokens that `at` names, in order; at least one."""
     asked = [at] if isinstance(at, (int, str, slice)) else list(at)
     found = sorted({position for one in asked for position in Scope.parse(one).tokens(count)})
     if not found:
@@ -105,7 +106,7 @@ class Trace(Shown):
 
     def at(self, position: int) -> PositionTrace:
         """A position in full."""
-        return self._positions(_positions(position, len(self.ids)))[0]
+        return self._positions(parse_positions(position, len(self.ids)))[0]
 
     @property
     def positions(self) -> tuple[PositionTrace, ...]:
