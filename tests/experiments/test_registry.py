@@ -129,7 +129,7 @@ def test_an_experiment_of_one_file_is_run_drawn_judged_and_known_to_be_of_the_ru
         ({"name": "causal"}, "its-toy registers an experiment 'causal'"),
         (
             {"code": TOY.replace('Figure("toy"', 'Figure("photo"')},
-            "expected figures called toy, toy_2 and so on, found 'photo'",
+            "the experiment toy of its-toy: expected figures called toy, toy_2 and so on, found 'photo'",
         ),
     ],
 )

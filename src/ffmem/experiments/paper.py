@@ -4,106 +4,43 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What `paper.json` holds, by name; how each number was read is said in the file."""
+    """What `paper.json` holds of the figures; how each number was read is said in the file."""
 
-    facts: dict[str, Any]
-
-    @property
-    def source(self) -> str:
-        return self.facts["source"]
-
-    @property
-    def layers(self) -> int:
-        return len(self.facts["layers"])
-
-    @cached_property
-    def removal(self) -> dict[str, list[float]]:
-        """Fig 3: relative change of a coefficient without the first, the last or a random token."""
-        found = self.facts["fig3_relative_change_percent"]
-        return {kind: _shares(found[kind]) for kind in ("first", "last", "random")}
-
-    @cached_property
-    def agreement(self) -> list[float]:
-        """Fig 4."""
-        cells = self.facts["model"]["cells_per_layer"]
-        return [count / cells for count in self.facts["fig4_agreement_cells_of_4096"]["count"]]
-
-    @property
-    def rank_median(self) -> list[float]:
-        """Fig 5."""
-        return [float(rank) for rank in self.facts["fig5_rank_of_next_token"]["median"]]
-
-    @property
-    def rank_q1(self) -> list[float]:
-        """Fig 5; the paper's plot cuts the third quartile off."""
-        return [float(rank) for rank in self.facts["fig5_rank_of_next_token"]["q1"]]
-
-    @property
-    def agreement_by_probability(self) -> list[tuple[float, float]]:
-        """Fig 6: right edge of each bin, and the share that agrees."""
-        found = self.facts["fig6_agreement_by_max_probability"]
-        return list(zip(found["bin_right_edges"], found["agreement"], strict=True))
-
-    @property
-    def predictive(self) -> dict[str, int]:
-        """The 100 most predictive values: how many are in layers 11 to 16, how many have an agreeing trigger."""
-        return {name: count for name, count in self.facts["predictive_values_text"].items() if name != "how_read"}
-
-    @cached_property
-    def table2(self) -> list[tuple[str, str, float]]:
-        """Cell, its value's top token and precision at 50."""
-        found = []
-        for name, percent in self.facts["table2_precision_at_50_percent"].items():
-            if name != "how_read":
-                layer, cell, token = name.split("_")
-                found.append((f"{layer}D{cell}", token, percent / 100))
-        return found
-
-    @cached_property
-    def active(self) -> list[float]:
-        """Fig 7: median share of cells with a coefficient above 0."""
-        return _shares(self.facts["fig7_active_memories_percent_median"]["median"])
-
-    @cached_property
-    def zero_agreement(self) -> list[float]:
-        """Fig 8, over its 4,000 examples (the plot divides the same counts by 4,096)."""
-        return _shares(self.facts["fig8_zero_agreement_percent"]["same_counts_over_4000"])
-
-    @cached_property
-    def zero_agreement_text(self) -> dict[str, float]:
-        """At least so many without agreement; stop words and short prefixes among the rest."""
-        return {
-            name.removesuffix("_percent"): x / 100 for name, x in self.facts["fig8_zero_agreement_percent"]["text"].items()
-        }
-
-    @cached_property
-    def residual_matches(self) -> list[float]:
-        """Fig 9."""
-        return _shares(self.facts["fig9_residual_matches_output_percent"]["value"])
-
-    @property
-    def residual_probability(self) -> list[float]:
-        """Fig 10: median."""
-        return self.facts["fig10_residual_probability_of_output_median"]["value"]
-
-    @cached_property
-    def cases(self) -> dict[str, list[float]]:
-        """Fig 11."""
-        found = self.facts["fig11_prediction_cases_percent"]
-        return {name: _shares(found[name]) for name in ("residual", "composition", "agreement", "ffn")}
-
-    @cached_property
-    def last_layer_distant(self) -> float:
-        """Share of the last layer's compositions whose new token is far from the residual's, by hand."""
-        found = self.facts["last_layer_manual_text"]
-        return found["semantically_distant"] / found["composition_cases_read"]
+    source: str
+    layers: int
+    removal: dict[str, list[float]]
+    """Fig 3: relative change of a coefficient without the first, the last or a random token."""
+    agreement: list[float]
+    """Fig 4: share of cells that agree."""
+    rank_median: list[float]
+    rank_q1: list[float]
+    """Fig 5: rank of the next token; the paper's plot cuts the third quartile off."""
+    agreement_by_probability: list[tuple[float, float]]
+    """Fig 6: right edge of each bin, and the share that agrees."""
+    predictive: dict[str, int]
+    """The 100 most predictive values: how many are in layers 11 to 16, how many have an agreeing trigger."""
+    table2: list[tuple[str, str, float]]
+    """Table 2: cell, its value's top token and precision at 50."""
+    active: list[float]
+    """Fig 7: median share of cells with a coefficient above 0."""
+    zero_agreement: list[float]
+    """Fig 8, over its 4,000 examples (the plot divides the same counts by 4,096)."""
+    zero_agreement_text: dict[str, float]
+    """At least so many examples without agreement; stop words and short prefixes among the rest."""
+    residual_matches: list[float]
+    """Fig 9: share of examples whose residual puts the model's output first."""
+    residual_probability: list[float]
+    """Fig 10: median probability of the model's output in the residual."""
+    cases: dict[str, list[float]]
+    """Fig 11: shares of examples by who decides."""
+    last_layer_distant: float
+    """Share of the last layer's compositions whose new token is far from the residual's, by hand."""
 
 
 @lru_cache(maxsize=1)
@@ -113,7 +50,37 @@ def the_paper() -> Paper:
     >>> the_paper().layers, the_paper().removal["last"][0]
     (16, -0.717)
     """
-    return Paper(json.loads(files(__name__.rpartition(".")[0]).joinpath("paper.json").read_text("utf-8")))
+    facts = json.loads(files(__name__.rpartition(".")[0]).joinpath("paper.json").read_text("utf-8"))
+    fig3, fig5, fig6 = (
+        facts[f"fig{name}"]
+        for name in ("3_relative_change_percent", "5_rank_of_next_token", "6_agreement_by_max_probability")
+    )
+    fig8, fig11 = facts["fig8_zero_agreement_percent"], facts["fig11_prediction_cases_percent"]
+    by_hand = facts["last_layer_manual_text"]
+    precisions = facts["table2_precision_at_50_percent"].items()
+    return Paper(
+        source=facts["source"],
+        layers=len(facts["layers"]),
+        removal={kind: _shares(fig3[kind]) for kind in ("first", "last", "random")},
+        agreement=[count / facts["model"]["cells_per_layer"] for count in facts["fig4_agreement_cells_of_4096"]["count"]],
+        rank_median=[float(rank) for rank in fig5["median"]],
+        rank_q1=[float(rank) for rank in fig5["q1"]],
+        agreement_by_probability=list(zip(fig6["bin_right_edges"], fig6["agreement"], strict=True)),
+        predictive={name: count for name, count in facts["predictive_values_text"].items() if name != "how_read"},
+        table2=[
+            (f"{layer}D{cell}", token, percent / 100)
+            for name, percent in precisions
+            if name != "how_read"
+            for layer, cell, token in [name.split("_")]
+        ],
+        active=_shares(facts["fig7_active_memories_percent_median"]["median"]),
+        zero_agreement=_shares(fig8["same_counts_over_4000"]),
+        zero_agreement_text={name.removesuffix("_percent"): percent / 100 for name, percent in fig8["text"].items()},
+        residual_matches=_shares(facts["fig9_residual_matches_output_percent"]["value"]),
+        residual_probability=facts["fig10_residual_probability_of_output_median"]["value"],
+        cases={name: _shares(fig11[name]) for name in ("residual", "composition", "agreement", "ffn")},
+        last_layer_distant=by_hand["semantically_distant"] / by_hand["composition_cases_read"],
+    )
 
 
 def _shares(percents: list[int | float]) -> list[float]:
