@@ -37,6 +37,7 @@ PARTS = re.compile(
     "|".join(
         (
             *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
+            # Runs of format 2 had no parts: what is left of one is ours to delete too.
             rf"{WORK}/(state-\d+\.safetensors|shard-(\d{{5,}}-)?\d{{6,}}\.(arrow|safetensors))",
             rf"{RESULTS}/(random/)?({'|'.join(EXPERIMENTS)}|causal)\.(json|parquet)",
             rf"{FIGURES}/(fig\d+|normaliser)\.(svg|png)",
