@@ -45,6 +45,7 @@ def _parts() -> re.Pattern[str]:
         "|".join(
             (
                 *map(re.escape, (TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES, VALUES_ANEW, LOG, PAGE)),
+                # Runs of format 2 had no parts: what is left of one is ours to delete too.
                 rf"{WORK}/(state-\d+\.safetensors|shard-(\d{{5,}}-)?\d{{6,}}\.(arrow|safetensors))",
                 rf"{RESULTS}/(random/)?({names}|causal)\.(json|parquet)",
                 rf"{FIGURES}/(fig\d+|({names})(_\d+)?)\.(svg|png)",
