@@ -56,7 +56,7 @@ def test_all_sentences_have_about_the_same_chance(made, tmp_path):
 def test_drawing_shard_by_shard_gives_what_drawing_at_once_gives(made, monkeypatch):
     model, index, text = made("gpt2")
     whole = [example.text for example in drawn(model, index, text, count=15).examples]
-    monkeypatch.setattr("ffmem.experiments.examples.SHARD_TOKENS", 40)
+    monkeypatch.setattr("ffmem.corpus.shards.FIRST", 40)
     monkeypatch.setattr("ffmem.corpus.record.CHUNK", 60)
     assert [example.text for example in drawn(model, index, text, count=15).examples] == whole
 
