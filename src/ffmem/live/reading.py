@@ -71,7 +71,7 @@ def read_positions(
         last, whole = layers[-1].o, of == "output"
         token, rank = last.top[0], last.final.rank
         if last.target is not None and target is not None:
-            token, rank = Said(target_text, target, last.target.probability), last.target.rank
+            token, rank = TokenProbability(target_text, target, last.target.probability), last.target.rank
         found.append(
             PositionTrace(
                 position=position,
