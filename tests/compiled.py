@@ -23,9 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from ffmem.indexing import gpu
 from ffmem.indexing.statistics import Statistics
-from ffmem.model import tiles
 from ffmem.model.activation import Activation
-from ffmem.model.vocabulary import Product
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")
@@ -107,17 +105,6 @@ def launch_sieve(dtype: torch.dtype, *, negative: bool, statistics: bool, activa
         top.merge_waiting()
 
 
-def launch_tiles(width: int, dtype: torch.dtype) -> None:
-    """Two pieces: one whose scores are kept where they are wide, and one whose scores are not."""
-    n, sizes = 256, (1000, 900)
-    pieces = [
-        Product(low, torch.zeros(n, d).to(dtype), torch.zeros(size, d).to(dtype))
-        for low, size, d in zip((0, sizes[0]), sizes, (1024, width), strict=True)
-    ]
-    tiles.ends(pieces, T, torch.zeros_like)
-    tiles.standing(pieces, torch.arange(n) * 7, torch.zeros_like)
-
-
 def main() -> None:
     compiled = compile_launched()
     half, single = torch.bfloat16, torch.float32
@@ -128,9 +115,6 @@ def main() -> None:
     launch_sieve(torch.float16, negative=True, statistics=True, activation=None)
     launch_sieve(single, negative=True, statistics=True, activation=None)
     launch_sieve(single, negative=False, statistics=False, activation=torch.nn.ReLU())
-    for width in (16, 64, 128, 256):
-        launch_tiles(width, half)
-    tiles.logsumexp(torch.zeros(2, 1000))
     print(json.dumps(list(compiled)))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from ffmem import load_model
 from ffmem.experiments.predictions import predictions_of
-from ffmem.model import vocabulary as module
+from ffmem.model import scores as module
 from tests.tiny import tiny_model
 
 

@@ -24,7 +24,7 @@ from ffmem.live.matched import Gathered, Prefix, both, gather
 from ffmem.live.scope import Scope
 from ffmem.model.memories import MemoryModel
 from ffmem.model.prompts import log_probs_at
-from ffmem.model.vocabulary import CHUNK_ELEMENTS
+from ffmem.model.scores import CHUNK_ELEMENTS
 from ffmem.progress import reporting
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index, open_index
