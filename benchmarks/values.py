@@ -127,7 +127,7 @@ def measure(shape: Shape, device: str, repeats: int) -> dict[str, Any]:
 
     def judge() -> None:
         for layer, token in zip(values, tokens, strict=True):
-            vocabulary.judge(layer, token)
+            vocabulary.score_token(layer, token)
 
     cells = shape.layers * shape.cells
     work = flops(vocabulary, shape)

@@ -140,7 +140,7 @@ def test_top_is_the_better_end_and_rows_come_in_chunks(monkeypatch):
 
 def assert_judged(vocabulary, h, token):
     """As a full stable sort has it."""
-    found = vocabulary.judge(h, token)
+    found = vocabulary.score_token(h, token)
     log_probs = vocabulary.log_probs(h)
     order = log_probs.sort(stable=True, dim=1, descending=True).indices
     assert torch.equal(found.rank, (order == token[:, None]).nonzero()[:, 1] + 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
 from ffmem.model.memories import MemoryModel, Places
-from ffmem.model.vocabulary import Judged
+from ffmem.model.vocabulary import TokenScore
 from ffmem.progress import reporting
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index
@@ -37,7 +37,7 @@ class Seen:
     def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:
         """r, y or o of a layer (from 1); to be normed, in a post-norm block, they go through the block's own norm first."""
         found = getattr(self.places, name)[layer - 1]
-        return self.model.closed(found, layer) if norm else found
+        return self.model.after_post_norm(found, layer) if norm else found
 
     @cached_property
     def said(self) -> Int[Tensor, " n"]:
@@ -52,9 +52,9 @@ class Seen:
             self._tops[key] = found.cpu().numpy()
         return self._tops[key]
 
-    def residual(self, layer: int) -> Judged:
+    def residual(self, layer: int) -> TokenScore:
         """What r of a layer puts first, and what it thinks of the model's own prediction."""
-        return self.model.vocabulary.judge(self.vectors("r", layer, norm=True), self.said, norm=True)
+        return self.model.vocabulary.score_token(self.vectors("r", layer, norm=True), self.said, norm=True)
 
 
 @runtime_checkable

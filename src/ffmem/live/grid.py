@@ -56,17 +56,17 @@ def grid_of(model: MemoryModel, flows: list[Flow], tokens: tuple[str, ...], targ
     probabilities: list[dict[str, Tensor]] = []
     standings: list[tuple[list[Standing], list[Standing | None]]] = []
     for layer, flow in enumerate(flows, 1):
-        judged = vocabulary.judge(flow.after, last, norm=True)
+        judged = vocabulary.score_token(flow.after, last, norm=True)
         top, likely = {"o": judged.top}, {"o": judged.top_log_prob.exp()}
         for name, h in (("r", flow.r), ("y", flow.y)):
-            log_prob, top[name] = vocabulary.best(model.closed(h, layer), norm=True)
+            log_prob, top[name] = vocabulary.best(model.after_post_norm(h, layer), norm=True)
             likely[name] = log_prob.exp()
         ids.append(top)
         probabilities.append(likely)
         own = standing(judged.log_prob, judged.rank)
         theirs: list[Standing | None] = [None] * len(own)
         if target is not None:
-            aim = vocabulary.judge(flow.after, wanted, norm=True)
+            aim = vocabulary.score_token(flow.after, wanted, norm=True)
             theirs = [*standing(aim.log_prob, aim.rank)]
         standings.append((own, theirs))
     distinct = torch.unique(torch.stack([one for top in ids for one in top.values()])).tolist()

@@ -48,17 +48,17 @@ class _Reader:
             [
                 vectors.to(where)
                 for layer, flow in enumerate(flows, 1)
-                for vectors in (model.closed(flow.r, layer), model.closed(flow.y, layer), flow.after)
+                for vectors in (model.after_post_norm(flow.r, layer), model.after_post_norm(flow.y, layer), flow.after)
             ]
         )
         self.final = vocabulary.best(flows[-1].after, norm=True)[1]
         self.wanted = self.final if target is None else torch.full_like(self.final, target)
-        judged = vocabulary.judge(h, self.final.repeat(3 * model.layers), norm=True)
+        judged = vocabulary.score_token(h, self.final.repeat(3 * model.layers), norm=True)
         self.first = self._shaped(judged.top)
         self.final_standing = standing(judged.log_prob, judged.rank)
         self.target_standing: list[Standing | None] = [None] * len(h)
         if target is not None:
-            judged = vocabulary.judge(h, self.wanted.repeat(3 * model.layers), norm=True)
+            judged = vocabulary.score_token(h, self.wanted.repeat(3 * model.layers), norm=True)
             self.target_standing = [*standing(judged.log_prob, judged.rank)]
         log_probs, ids = vocabulary.top(h, PREDICTIONS, norm=True)
         self.top = [
@@ -86,8 +86,8 @@ def read_places(model: MemoryModel, flows: list[Flow], question: Question, known
     parts = contributions(model, flows, reader.wanted, cells=question.cells, of=question.of)
     truth = question.truth
     votes = outvoted(model, flows, truth, reader.first[:, 1], cells=question.cells, of=question.of)
-    judged = model.vocabulary.judge(flows[-1].after, reader.wanted, norm=True)
-    following = model.vocabulary.judge(flows[-1].after, truth.clamp(min=0), norm=True)
+    judged = model.vocabulary.score_token(flows[-1].after, reader.wanted, norm=True)
+    following = model.vocabulary.score_token(flows[-1].after, truth.clamp(min=0), norm=True)
     listed = [_listed(parts, row, question.cells) for row in range(reader.n)]
     known.prepare((cell, m) for sides in listed for side in sides for cell, m, _ in side)
     known.prepare(

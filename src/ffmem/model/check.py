@@ -65,7 +65,7 @@ def check(model: MemoryModel) -> SelfCheck:
     looks_ahead = max(
         relative_error(prefix, whole[:, : PROBE // 2]) for prefix, whole in zip(alone, recording.m, strict=True)
     )
-    ours = model.vocabulary.log_probs(model.closed(recording.o[-1], model.layers)[0], norm=True)
+    ours = model.vocabulary.log_probs(model.after_post_norm(recording.o[-1], model.layers)[0], norm=True)
     theirs = torch.log_softmax(untouched[0].float(), dim=-1)
     return SelfCheck(
         value_product=product,

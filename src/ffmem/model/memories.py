@@ -378,7 +378,7 @@ class MemoryModel:
         return self.family.o != "block.out" or _optional(self.model, self.family.norm) is not None
 
     @torch.inference_mode()
-    def closed(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
+    def after_post_norm(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
         """A vector of a layer's stream (r, y or o) as the next layer gets it: in a post-norm block, behind its own norm."""
         block = self.block(layer)
         if self.family.o == "block.out":

@@ -88,7 +88,7 @@ def log_probs_at(
         model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
     stream = kept[0].reshape(*ids.shape, -1)
     h = stream[torch.arange(len(ids), device=stream.device), at.to(stream.device)]
-    return model.vocabulary.log_probs(model.closed(h, model.layers), norm=True)
+    return model.vocabulary.log_probs(model.after_post_norm(h, model.layers), norm=True)
 
 
 def greedy(model: MemoryModel, ids: list[int], count: int) -> list[int]:

@@ -34,7 +34,7 @@ class Extremes:
 
 
 @dataclass(frozen=True)
-class Judged:
+class TokenScore:
     """Each vector's first token, and how it stands to a given one."""
 
     top: Int[Tensor, " n"]
@@ -124,20 +124,20 @@ class Vocabulary(ABC):
 
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
         """How many tokens are at least as likely as `token`, itself counted, the smaller id first among equals: from 1."""
-        return self.judge(h, token, norm=norm).rank
+        return self.score_token(h, token, norm=norm).rank
 
     @torch.inference_mode()
-    def judge(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Judged:
+    def score_token(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> TokenScore:
         """What each vector puts first, and what it thinks of a token of its own, in one projection."""
 
-        def judged(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
+        def scored(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
             ids = token[rows].to(pieces[0].ceiling.device)
             own, rank = torch.zeros_like(pieces[0].ceiling), torch.ones_like(ids)
             for piece in pieces:
                 if len(held := piece.holding(ids).nonzero()[:, 0]):
-                    scored = piece.at(held)
-                    own[held] = scored.log_prob(ids[held])
-                    rank[held] += scored.before(own[held], ids[held])
+                    found = piece.at(held)
+                    own[held] = found.log_prob(ids[held])
+                    rank[held] += found.before(own[held], ids[held])
             for piece in pieces:
                 near = piece.reaching(own)
                 if len(near := near[~piece.holding(ids)[near]]):
@@ -145,7 +145,7 @@ class Vocabulary(ABC):
             log_prob, top = _best(pieces)
             return top, log_prob, own, rank
 
-        return Judged(*self._chunked(h, norm, judged))
+        return TokenScore(*self._chunked(h, norm, scored))
 
     @torch.inference_mode()
     def log_prob(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Float[Tensor, " n"]:

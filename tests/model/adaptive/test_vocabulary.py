@@ -138,7 +138,7 @@ def test_best_and_judge_are_those_of_a_full_sort_whether_tails_are_looked_into_o
     log_prob, ids = vocabulary.best(h)
     assert torch.equal(ids, in_order(expected)[:, 0])
     close(log_prob, expected.max(1).values)
-    judged = vocabulary.judge(h, token)
+    judged = vocabulary.score_token(h, token)
     assert torch.equal(judged.top, ids)
     close(judged.log_prob, expected.gather(1, token[:, None])[:, 0])
     assert torch.equal(judged.rank, (in_order(expected) == token[:, None]).nonzero()[:, 1] + 1)
