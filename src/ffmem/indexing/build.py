@@ -46,7 +46,7 @@ from ffmem.indexing.worker import Worker, make_collectors
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel, check_bos
 from ffmem.model.names import known_name
-from ffmem.model.pieces import token_texts
+from ffmem.model.tokens import vocabulary_texts
 from ffmem.progress import Reporter, reporting
 from ffmem.run.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.run.manifest import MOST, Counts, Manifest
@@ -345,7 +345,7 @@ class _Run:
 
     def write_tokens(self, subject: Subject) -> None:
         size = max(subject.facts.vocabulary, len(subject.tokenizer))
-        self.write(TOKENS, TOKEN_SCHEMA, [token_batch(token_texts(subject.tokenizer, size))])
+        self.write(TOKENS, TOKEN_SCHEMA, [token_batch(vocabulary_texts(subject.tokenizer, size))])
 
     def write(self, name: str, schema: Any, batches: Iterable[Any]) -> None:
         with self.folder.writing(name) as path:

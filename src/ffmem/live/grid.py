@@ -13,7 +13,7 @@ from ffmem.live.capture import Flow
 from ffmem.live.contributions import contributions
 from ffmem.live.place import Standing, case_of, plain
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import token_texts
+from ffmem.model.tokens import token_texts
 from ffmem.run.reader import Said
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ffmem.cells import Cell, Sign, Trigger, sign_of
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import token_texts
+from ffmem.model.tokens import token_texts
 from ffmem.run.reader import Index, Said
 
 SHOWN = 5

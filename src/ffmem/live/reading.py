@@ -17,7 +17,7 @@ from ffmem.live.known import Known
 from ffmem.live.outvoted import Vote, Votes, outvoted
 from ffmem.live.place import Amount, CellPart, LayerTrace, Outvoted, Place, Reading, Standing, amount, case_of
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import token_texts
+from ffmem.model.tokens import token_texts
 from ffmem.run.reader import Said
 
 PREDICTIONS = 5

@@ -8,10 +8,10 @@ from typing import Any
 
 from ffmem.live.edits import Change, Changes, Edit, parse_edits, resolve, statistics_for
 from ffmem.live.scope import Scope
-from ffmem.model.adaptive.fairseq import is_fairseq
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
+from ffmem.model.names import is_fairseq
 from ffmem.run.reader import Index
 from ffmem.text import visible
 

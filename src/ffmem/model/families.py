@@ -152,15 +152,3 @@ FAMILIES: dict[str, Family] = {
         _plain("starcoder2", blocks="model.layers", norm="model.norm", r="post_attention_layernorm.in"),
     )
 }
-
-
-def experts_of(config: object) -> int:
-    """How many experts a feed-forward layer of this config has; 0 for a dense model.
-
-    >>> experts_of(type("Config", (), {"num_local_experts": 8}))
-    8
-    """
-    parts = [config, getattr(config, "text_config", None), getattr(config, "ffn_config", None)]
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    counts = [getattr(part, name, None) for part in parts if part is not None for name in names]
-    return max((count for count in counts if isinstance(count, int) and count > 1), default=0)

@@ -14,18 +14,16 @@ import torch
 import transformers
 
 from ffmem.errors import ModelError
-from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq
+from ffmem.model.adaptive.fairseq import load_fairseq
 from ffmem.model.adaptive.network import register
 from ffmem.model.check import refuse_unfit_tokenizer, refuse_unless_sound
+from ffmem.model.config_check import READ, refuse_headless, refuse_larger_than_files, refuse_mad_sizes, refuse_other_kinds
 from ffmem.model.discovery import discover
 from ffmem.model.families import FAMILIES
-from ffmem.model.gguf_file import parsed_once
 from ffmem.model.identity import model_hash
-from ffmem.model.kinds import READ, refuse_headless, refuse_other_kinds
 from ffmem.model.memories import MemoryModel
-from ffmem.model.names import Place, known_name, place_of
-from ffmem.model.process import Shared
-from ffmem.model.sizes import refuse_larger_than_files, refuse_mad_sizes
+from ffmem.model.names import Location, is_fairseq, known_name, locate
+from ffmem.model.process import Shared, parsed_once
 from ffmem.text import visible
 
 DTYPES = {
@@ -121,20 +119,20 @@ def stored_model(
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
     """Model and tokenizer, the one given or that beside it, in the dtype they were stored in."""
-    place = place_of(name, revision=revision, trust_remote_code=trust_remote_code)
-    if is_fairseq(Path(place.folder)) and not place.gguf:
-        return load_fairseq(place.folder)
+    location = locate(name, revision=revision, trust_remote_code=trust_remote_code)
+    if is_fairseq(Path(location.folder)) and not location.gguf:
+        return load_fairseq(location.folder)
     register()
-    with parsed_once() if place.gguf else nullcontext(), quiet_transformers():
-        config = read_config(place, name)
+    with parsed_once() if location.gguf else nullcontext(), quiet_transformers():
+        config = read_config(location, name)
         try:
             if tokenizer is None:
-                tokenizer = _tokenizer(place, name)
+                tokenizer = _tokenizer(location, name)
             if not trust_remote_code:
-                refuse_larger_than_files(config, name, place)
+                refuse_larger_than_files(config, name, location)
             extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                place.folder, dtype="auto", output_loading_info=True, **place.arguments, **extra
+                location.folder, dtype="auto", output_loading_info=True, **location.arguments, **extra
             )
         except ModelError:
             raise
@@ -149,13 +147,13 @@ def stored_model(
     return model, tokenizer
 
 
-def read_config(place: Place, name: str) -> Any:
+def read_config(location: Location, name: str) -> Any:
     """A stored model's config, its sizes and its kind judged before anything is made of it."""
     try:
         with quiet_transformers():
-            own = {key: value for key, value in place.arguments.items() if key != "trust_remote_code"}
-            refuse_mad_sizes(transformers.PreTrainedConfig.get_config_dict(place.folder, **own)[0], name)
-            config = transformers.AutoConfig.from_pretrained(place.folder, **place.arguments)
+            own = {key: value for key, value in location.arguments.items() if key != "trust_remote_code"}
+            refuse_mad_sizes(transformers.PreTrainedConfig.get_config_dict(location.folder, **own)[0], name)
+            config = transformers.AutoConfig.from_pretrained(location.folder, **location.arguments)
     except ModelError:
         raise
     except Exception as error:  # as of a model
@@ -165,16 +163,20 @@ def read_config(place: Place, name: str) -> Any:
     return config
 
 
-def _tokenizer(place: Place, name: str) -> Any:
+def _tokenizer(location: Location, name: str) -> Any:
     """The tokenizer beside the weights; where it has no file at all, transformers would speak of its own classes."""
     kinds = ("*token*", "vocab*", "merges*", "*.model", "*.py")
-    if not place.gguf and Path(place.folder).is_dir() and not any(any(Path(place.folder).glob(kind)) for kind in kinds):
+    if (
+        not location.gguf
+        and Path(location.folder).is_dir()
+        and not any(any(Path(location.folder).glob(kind)) for kind in kinds)
+    ):
         raise ModelError(
             f"{visible(name)}: expected a tokenizer beside the weights, found none of its files (such as tokenizer.json); "
             "add them, or in Python give tokenizer="
         )
     try:
-        return transformers.AutoTokenizer.from_pretrained(place.folder, **place.arguments)
+        return transformers.AutoTokenizer.from_pretrained(location.folder, **location.arguments)
     except Exception as error:  # as of a model
         raise unloadable(error, name, expected="a tokenizer beside the weights") from error
 

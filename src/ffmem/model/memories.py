@@ -388,7 +388,7 @@ class MemoryModel:
 
     def generate(self, prompt: str, tokens: int = 20, *, bos: str = "auto") -> str:
         """What the model writes behind a prompt: the most likely token, `tokens` times or up to the end of the text."""
-        from ffmem.model.prompts import greedy, prompt_ids
+        from ffmem.model.tokens import greedy, prompt_ids
 
         first = [self.bos] if self.check_bos(bos) and self.bos is not None else []
         written = greedy(self, [*first, *prompt_ids(self, prompt, bos=bool(first), room=tokens)], tokens)

@@ -11,12 +11,12 @@ import transformers
 
 from ffmem.errors import ModelError
 from ffmem.model.adaptive.network import register
+from ffmem.model.config_check import empty_model
 from ffmem.model.families import FAMILIES
-from ffmem.model.gguf_file import parsed_once
 from ffmem.model.loading import quiet_transformers, read_config
 from ffmem.model.memories import MemoryModel
-from ffmem.model.names import known_name, place_of
-from ffmem.model.sizes import empty_model
+from ffmem.model.names import known_name, locate
+from ffmem.model.process import parsed_once
 from ffmem.text import visible
 
 _LLAMA3 = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256}
@@ -90,8 +90,8 @@ def _config(model: str | Path) -> tuple[Any, str]:
         return transformers.AutoConfig.for_model(**SHAPES[str(model)]), str(model)
     name = known_name(model)
     try:
-        place = place_of(name)
+        location = locate(name)
     except ModelError as error:
         raise ModelError(f"{error}; {', '.join(SHAPES)} can be planned for without files") from error
-    with parsed_once() if place.gguf else nullcontext():
-        return read_config(place, name), name
+    with parsed_once() if location.gguf else nullcontext():
+        return read_config(location, name), name

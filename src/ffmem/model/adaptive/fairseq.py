@@ -16,10 +16,9 @@ from torch import Tensor
 
 from ffmem.errors import ModelError
 from ffmem.model.adaptive.config import AdaptiveConfig
-from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, wiki_tokenizer
-from ffmem.model.archive import bytes_of_archive
+from ffmem.model.config_check import bytes_of_archive
 from ffmem.text import visible
 
 # What the network does, by fairseq's names: (argument, the value it stands for, what its absence meant to fairseq).
@@ -39,6 +38,8 @@ _FIXED: tuple[tuple[str, object, object], ...] = (
     ("decoder_layers_to_keep", None, None),
 )
 
+_DICTIONARY_LINE = re.compile(r"(?P<word>[^ ]+) -?\d+(?P<flag> #fairseq:overwrite)?")
+
 # Markers, and tables of sinusoids, which follow from the width.
 _IGNORED = {
     "decoder.version",
@@ -50,34 +51,12 @@ _IGNORED = {
 }
 
 
-def is_fairseq(folder: Path) -> bool:
-    """Whether a folder holds a fairseq language model rather than a transformers one."""
-    files = ((folder / name).is_file() for name in ("model.pt", "dict.txt"))
-    return all(files) and not (folder / "config.json").exists()
-
-
 def load_fairseq(folder: str | Path) -> tuple[AdaptiveLM, WikiTokenizer]:
-    """The model of a fairseq folder, in eval mode and in the dtype it was stored in, and its tokenizer."""
-    config, state, words = _read(Path(folder))
-    tokenizer = wiki_tokenizer(words, context=config.max_position_embeddings)
-    with torch.device("meta"):  # random numbers for 247M weights take longer than reading them
-        model = AdaptiveLM(config)
-    # Copies, so that the model does not hang on the mapped file.
-    model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
-    return model.eval(), tokenizer
+    """The model of a fairseq folder and its tokenizer, every argument and shape of the files checked.
 
-
-def read_checkpoint(folder: str | Path) -> tuple[AdaptiveConfig, dict[str, Tensor]]:
-    """Config and state dict of `AdaptiveLM`, every argument and shape checked.
-
-    Tensors keep the stored dtype (float32 where several are mixed). They may be views of the mapped file: copy
-    them before the file changes.
+    The model is in eval mode and in the dtype it was stored in, float32 where several dtypes are mixed.
     """
-    config, state, _ = _read(Path(folder))
-    return config, state
-
-
-def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
+    folder = Path(folder)
     path = folder / "model.pt"
     for file in (path, folder / "dict.txt"):
         if not file.is_file():
@@ -87,7 +66,13 @@ def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
     _check_dictionary(stored, len(words), path)
     config = _config(arguments, vocabulary=len(SPECIALS) + len(words), path=path)
     _check_layers(stored, config.num_hidden_layers, path)
-    return config, _state(stored, config, path), words
+    state = _state(stored, config, path)
+    tokenizer = wiki_tokenizer(words, context=config.max_position_embeddings)
+    with torch.device("meta"):  # random numbers for 247M weights take longer than reading them
+        model = AdaptiveLM(config)
+    # Copies, so that the model does not hang on the mapped file.
+    model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+    return model.eval(), tokenizer
 
 
 # ---- the file
@@ -158,6 +143,43 @@ def _arguments(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     # A cfg names every option, and without an architecture that turns it on, pre-norm is off.
     return {"decoder_normalize_before": False, **model}
+
+
+# ---- the dictionary
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of fairseq's `dict.txt`, a word and its count a line, in the order of their ids.
+
+    The first word has id 4, after fairseq's four special tokens. Filler such as `madeupword0000` stays, because ids count
+    it. A word that comes again needs fairseq's `#fairseq:overwrite` flag: it is then read as the later id, and the earlier
+    one keeps its row under a name that no text can hold.
+    """
+    try:
+        # Not splitlines(): a word may hold characters that Python takes for line ends.
+        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise ModelError(f"{path}: expected fairseq's dictionary, found: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: expected UTF-8 text, found byte {error.start} that is not; download it again") from error
+    words: list[str] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        match = _DICTIONARY_LINE.fullmatch(line.rstrip("\r"))
+        if match is None:
+            raise ModelError(f"{path}, line {number}: expected `word count`, found {line[:60]!r}")
+        word = match["word"]
+        if word in SPECIALS:
+            raise ModelError(f"{path}, line {number}: expected a word, found {word}, which has an id of its own before them")
+        if word in seen:
+            if not match["flag"]:
+                raise ModelError(
+                    f"{path}, line {number}: expected a new word, found {word!r} again without the #fairseq:overwrite flag"
+                )
+            words[seen[word]] = f"{word} (overwritten, line {seen[word] + 1})"
+        seen[word] = len(words)
+        words.append(word)
+    return words
 
 
 # ---- the arguments

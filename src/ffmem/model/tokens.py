@@ -1,7 +1,8 @@
-"""Prompts: text as token ids, and what a model says at their positions."""
+"""Text as token ids and token ids as text, and which tokens a model predicts behind a prompt."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -16,12 +17,15 @@ from ffmem.model.spots import hooked, record_spot, spots_of
 from ffmem.text import beginning, quoted
 
 SHOWN = 60
-"""Columns that an error has for what was found."""
+"""How many characters of what was found an error shows."""
+_SPACE = "▁"
+"""Sentencepiece's sign for a space in the name of a token."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> list[int]:
     """A prompt's tokens, without the beginning-of-sentence token: at least one, and `room` left for more in the context."""
-    ids = _read(model, prompt, "a prompt")
+    ids = _text_ids(model, prompt, "a prompt")
     if not ids:
         raise FfmemError(f"expected a prompt of at least 1 token, found {quoted(prompt)}")
     most = model.context - int(bos)
@@ -33,7 +37,7 @@ def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> 
     return ids
 
 
-def _read(model: MemoryModel, text: Any, what: str) -> list[int]:
+def _text_ids(model: MemoryModel, text: Any, what: str) -> list[int]:
     """A text's tokens, none added; an error where it is no text, or none that can be written in UTF-8."""
     if not isinstance(text, str):
         raise FfmemError(f"expected {what} as text, found {quoted(text)}")
@@ -52,7 +56,7 @@ def token_id(model: MemoryModel, token: str | int) -> int:
             found = token if abs(token) < 10**SHOWN else "a far other one"  # Python does not write the longest of them
             raise FfmemError(f"expected a token id from 0 to {model.vocabulary.size - 1}, found {found}")
         return token
-    ids = _read(model, token, "one token")
+    ids = _text_ids(model, token, "one token")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
     if len(ids) == 1 and (ids[0] != unknown or token == model.tokenizer.unk_token):
         return int(ids[0])
@@ -74,7 +78,28 @@ def _text(model: MemoryModel, id: int, name: str | None, special: bool) -> str:
     if not name or special:
         return name or ""
     # Decoding a piece alone would lose the space in front that sentencepiece writes into its name.
-    return name.replace("▁", " ") if name.startswith("▁") else str(model.tokenizer.decode([id]))
+    return name.replace(_SPACE, " ") if name.startswith(_SPACE) else str(model.tokenizer.decode([id]))
+
+
+def vocabulary_texts(tokenizer: Any, size: int) -> list[str]:
+    """The text of every id below `size`, such as ' Paris' with its space, so that a run can be read without its tokenizer.
+
+    An id without a token has the text ''.
+    """
+    known = {id: name for name, id in tokenizer.get_vocab().items()}
+    names = [known.get(id, "") for id in range(size)]
+    if sum(name.startswith(_SPACE) for name in names) > len(names) // 20:
+        # Sentencepiece marks spaces itself, and decoding one token alone would lose them.
+        return [_byte(name.replace(_SPACE, " ")) for name in names]
+    special = set(tokenizer.all_special_tokens)
+    texts = tokenizer.batch_decode([[id] for id in range(len(names)) if names[id] and names[id] not in special])
+    rest = iter(texts)
+    return [name if not name or name in special else next(rest) for name in names]
+
+
+def _byte(name: str) -> str:
+    match = _BYTE.fullmatch(name)
+    return bytes([int(match[1], 16)]).decode("utf-8", "replace") if match else name
 
 
 @torch.inference_mode()
