@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.model.memories import MemoryModel, Places
+from ffmem.model.memories import MemoryModel
+from ffmem.model.spots import LayerTensors
 from ffmem.model.vocabulary import TokenScore
 from ffmem.progress import reporting
 from ffmem.run.model import model_of
@@ -31,7 +32,7 @@ class Seen:
     model: MemoryModel
     numbers: list[int]
     """Which examples these are."""
-    places: Places
+    places: LayerTensors
     _tops: dict[tuple[str, int, bool], Int[np.ndarray, " n"]] = field(default_factory=dict)
 
     def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:

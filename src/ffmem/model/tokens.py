@@ -24,7 +24,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> list[int]:
-    """A prompt's tokens, without the beginning-of-sentence token: at least one, and `room` left for more in the context."""
+    """The token ids of a prompt without a bos token; an error if there are none, or no context is left for `room` more."""
     ids = _text_ids(model, prompt, "a prompt")
     if not ids:
         raise FfmemError(f"expected a prompt of at least 1 token, found {quoted(prompt)}")
@@ -38,7 +38,7 @@ def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> 
 
 
 def _text_ids(model: MemoryModel, text: Any, what: str) -> list[int]:
-    """A text's tokens, none added; an error where it is no text, or none that can be written in UTF-8."""
+    """The token ids of a text without special tokens; an error for what is no text or has no form in UTF-8."""
     if not isinstance(text, str):
         raise FfmemError(f"expected {what} as text, found {quoted(text)}")
     try:
@@ -50,10 +50,10 @@ def _text_ids(model: MemoryModel, text: Any, what: str) -> list[int]:
 
 
 def token_id(model: MemoryModel, token: str | int) -> int:
-    """One token by its text (its space counts: ` Paris`) or its id."""
+    """The id of one token, given by its text (a space in front counts: ` Paris`) or by the id itself."""
     if isinstance(token, int):
         if not 0 <= token < model.vocabulary.size:
-            found = token if abs(token) < 10**SHOWN else "a far other one"  # Python does not write the longest of them
+            found = token if abs(token) < 10**SHOWN else "a far other one"  # Python does not write the longest numbers
             raise FfmemError(f"expected a token id from 0 to {model.vocabulary.size - 1}, found {found}")
         return token
     ids = _text_ids(model, token, "one token")
@@ -68,7 +68,7 @@ def token_id(model: MemoryModel, token: str | int) -> int:
 
 
 def token_texts(model: MemoryModel, ids: list[int]) -> list[str]:
-    """The texts of some tokens, spaces kept, as a run's table of tokens has them."""
+    """The texts of some token ids with their spaces, as a run's table of tokens has them."""
     names = model.tokenizer.convert_ids_to_tokens(ids)
     special = set(model.tokenizer.all_special_tokens)
     return [_text(model, id, name, name in special) for id, name in zip(ids, names, strict=True)]
@@ -106,7 +106,7 @@ def _byte(name: str) -> str:
 def log_probs_at(
     model: MemoryModel, ids: Int[Tensor, "batch pos"], at: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch vocab"]:
-    """What a model says comes next behind one column of each row, and no other: log-probabilities in float32."""
+    """The float32 log-probabilities of the token behind column `at` of each row; no other column is projected."""
     kept: list[Tensor] = []
     ((path, side),) = spots_of(model.family.o)
     with hooked(record_spot(model.blocks[-1], path, side, kept.append)):
@@ -117,7 +117,7 @@ def log_probs_at(
 
 
 def greedy(model: MemoryModel, ids: list[int], count: int) -> list[int]:
-    """The most likely token, `count` times or up to the end of the text, behind ids that are fed as they are."""
+    """The ids that follow `ids` if the most likely token is taken `count` times, or up to the end of the text."""
     if not count:
         return []
     fed = torch.tensor([ids], device=model.device)

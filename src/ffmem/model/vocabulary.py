@@ -1,4 +1,4 @@
-"""The vocabulary projection: what a vector of the residual stream says about the next token."""
+"""The vocabulary projection: how likely a vector of the residual stream makes every token."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from ffmem.model.scores import Piece, Scored, first, multiply, rows_at_a_time
 
 FLAT = 2**-20
-"""Log-probabilities that deviate from their mean by less than this share of it are equal up to rounding."""
+"""Log-probabilities whose deviation is below this share of their mean are equal up to rounding."""
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """The k most promoted and the k most suppressed tokens of each vector, best and worst first, and how far they stand out.
+    """The k most promoted and the k most suppressed tokens of each vector, most promoted and most suppressed first.
 
-    A token's z is the distance of its score from the mean of all scores, in their standard deviations. In an adaptive
-    softmax it is taken among the words of its own band: how likely bands are by themselves makes no word stand out. Where a
-    vector tells no token from another, z is 0.
+    A token's z is the distance of its score from the mean of all scores, in standard deviations. In an adaptive softmax
+    only the scores of the word's own band count, so that a likely band gives its words no higher z. Where a vector
+    scores all tokens alike, z is 0.
     """
 
     promoted: Int[Tensor, "n k"]
@@ -35,19 +35,19 @@ class Extremes:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """Each vector's first token, and how it stands to a given one."""
+    """For each vector its most likely token, and the log-probability and rank of one given token."""
 
     top: Int[Tensor, " n"]
     top_log_prob: Float[Tensor, " n"]
     log_prob: Float[Tensor, " n"]
-    """of the given token"""
+    """The log-probability of the given token."""
     rank: Int[Tensor, " n"]
-    """of the given token, from 1"""
+    """The rank of the given token among all tokens, from 1."""
 
 
 @dataclass(frozen=True)
 class Readout:
-    """A score of each row's own token as a linear map of the stream behind the final norm: h·vector + bias."""
+    """For each row a vector and a bias: h·vector + bias is the score of the row's token, h being after the final norm."""
 
     name: str
     vectors: Float[Tensor, "n d"]
@@ -55,35 +55,37 @@ class Readout:
 
 
 class Vocabulary(ABC):
-    """From vectors to words, in chunks of rows: never more scores are held at a time than a chunk has.
+    """A projection of vectors onto the vocabulary. It works in chunks of rows, so that few scores are held at a time.
 
-    `norm=True` sends a vector through the model's final norm first.
+    With `norm=True` a method applies the model's final norm to the vectors first.
     """
 
     @property
     @abstractmethod
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of tokens."""
 
     @property
     def norm(self) -> nn.Module | None:
-        """The model's final norm."""
+        """The model's final norm; None if it has none."""
         return None
 
     @property
     def leading(self) -> int:
-        """Tokens of the first piece."""
+        """The number of tokens of the first piece."""
         return self.size
 
     @abstractmethod
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        """The whole vocabulary, in the order of ids; the first piece is scored for every row."""
+        """The whole vocabulary in pieces, in the order of ids; the first piece is always scored for every row."""
 
     @abstractmethod
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
-        """The scores that make each row's token likely, before any soft cap; the first one is in one softmax for all."""
+        """The scores that make each row's token likely, before any soft cap; all rows share the softmax of the first one."""
 
     @torch.inference_mode()
     def log_probs(self, h: Float[Tensor, "n d"], *, norm: bool = False) -> Float[Tensor, "n vocab"]:
+        """Log-probabilities of all tokens in float32, for all rows at once."""
         return torch.cat([piece.whole.scores + piece.whole.offset[:, None] for piece in self.pieces(h, norm=norm)], dim=1)
 
     def _chunked(
@@ -93,6 +95,7 @@ class Vocabulary(ABC):
         of: Callable[[list[Piece], slice], tuple[Tensor, ...]],
         width: int | None = None,
     ) -> tuple[Tensor, ...]:
+        """The columns that `of(pieces, rows)` gives for each chunk of rows, put together again."""
         step = rows_at_a_time(h.device, width or self.size)
         chunks = (slice(start, start + step) for start in range(0, max(1, len(h)), step))
         parts = [of(self.pieces(h[rows], norm=norm), rows) for rows in chunks]
@@ -112,23 +115,23 @@ class Vocabulary(ABC):
 
     @torch.inference_mode()
     def extremes(self, h: Float[Tensor, "n d"], k: int, *, norm: bool = False) -> Extremes:
-        """Both ends of the vocabulary and how far they stand out, the smaller id first among equals."""
+        """The k most promoted and most suppressed tokens and their z, the smaller id first among equals."""
 
         def of(pieces: list[Piece], _: slice) -> tuple[Tensor, ...]:
             high, promoted = _top(pieces, min(k, self.size))
             low, suppressed = _top(pieces, min(k, self.size), largest=False)
-            z = _standing_out(pieces, torch.stack([promoted, suppressed]), torch.stack([high, low]))
+            z = _z_scores(pieces, torch.stack([promoted, suppressed]), torch.stack([high, low]))
             return promoted, high, suppressed, low, *z
 
         return Extremes(*self._chunked(h, norm, of))
 
     def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
-        """How many tokens are at least as likely as `token`, itself counted, the smaller id first among equals: from 1."""
+        """The rank of each vector's token among all tokens, from 1; among equally likely ones the smaller id comes first."""
         return self.score_token(h, token, norm=norm).rank
 
     @torch.inference_mode()
     def score_token(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> TokenScore:
-        """What each vector puts first, and what it thinks of a token of its own, in one projection."""
+        """Each vector's most likely token, and the log-probability and rank of its own `token`, in one projection."""
 
         def scored(pieces: list[Piece], rows: slice) -> tuple[Tensor, ...]:
             ids = token[rows].to(pieces[0].ceiling.device)
@@ -162,7 +165,9 @@ class Vocabulary(ABC):
 
 
 def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
-    """A piece is looked into only where its ceiling allows for something better: in an adaptive softmax, rarely."""
+    """Log-probability and id of each row's most likely token. A piece is scored only for rows where its ceiling allows a
+    better token, which is rare in an adaptive softmax.
+    """
     log_prob, ids = pieces[0].whole.best()
     for piece in pieces[1:]:
         for rows in piece.reaching(log_prob).split(rows_at_a_time(ids.device, piece.size)):
@@ -173,10 +178,10 @@ def _best(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
     return log_prob, ids
 
 
-def _standing_out(
+def _z_scores(
     pieces: list[Piece], ids: Int[Tensor, "ends n k"], log_prob: Float[Tensor, "ends n k"]
 ) -> Float[Tensor, "ends n k"]:
-    """How many standard deviations each token is from the mean of its piece, whose scores are used up."""
+    """How many standard deviations each token is from the mean of its piece; the pieces' scores are overwritten."""
     lows = torch.tensor([piece.low for piece in pieces], device=ids.device)
     means, deviations = zip(*(piece.whole.spread() for piece in pieces), strict=True)
     number = torch.bucketize(ids, lows, right=True) - 1
@@ -185,6 +190,7 @@ def _standing_out(
 
 
 def _top(pieces: list[Piece], k: int, *, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and ids of the k most (or least) likely tokens of all pieces, the smaller id first among equals."""
     log_probs, ids = zip(*(piece.whole.top(k, largest=largest) for piece in pieces), strict=True)
     if len(pieces) == 1:
         return log_probs[0], ids[0]
@@ -194,7 +200,7 @@ def _top(pieces: list[Piece], k: int, *, largest: bool = True) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class SoftmaxVocabulary(Vocabulary):
-    """softmax(cap(scale · (h·E + b))), as almost every model has it."""
+    """softmax(cap(scale · (h·E + b))): the vocabulary projection of almost every model."""
 
     unembedding: nn.Linear
     norm: nn.Module | None = None

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from ffmem.model.adaptive import rows
 from ffmem.model.adaptive.bands import IGNORED, AdaptiveInput, AdaptiveSoftmax, Tail
 from ffmem.model.adaptive.config import AdaptiveConfig
+from ffmem.model.vocabulary import Vocabulary
 
 FIRST_POSITION = 2
 """Positions are counted behind the padding id, 1, as the original model does."""
@@ -189,6 +190,12 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):  # type: ignore[misc]
 
     def get_output_embeddings(self) -> nn.Module:
         return self.softmax
+
+    def vocabulary_projection(self) -> Vocabulary:
+        """The adaptive softmax as a projection of any vectors onto words; ffmem asks every model for it by this name."""
+        from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
+
+        return AdaptiveVocabulary(self)
 
     def log_probs(self, h: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch vocab"]:
         """What a vector of the stream says about the next word."""
