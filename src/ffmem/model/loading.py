@@ -59,7 +59,7 @@ def load_model(
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
         return source
-    check_spread(device, device_map)
+    check_device_map(device, device_map)
     in_memory = not isinstance(source, (str, Path))
     if in_memory:
         if not isinstance(source, transformers.PreTrainedModel):
@@ -118,7 +118,7 @@ def stored_model(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer, the one given or that beside it, in the dtype they were stored in."""
+    """A stored model in the dtype it was stored in, and its tokenizer: the one given or the one beside the weights."""
     location = locate(name, revision=revision, trust_remote_code=trust_remote_code)
     if is_fairseq(Path(location.folder)) and not location.gguf:
         return load_fairseq(location.folder)
@@ -143,12 +143,12 @@ def stored_model(
             f"{name}: it does not fit on the devices there are, and weights off them cannot be read; use --dtype"
         )
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(f"{name}: expected weights for every part of the model, found none for {_few(missing)}")
+        raise ModelError(f"{name}: expected weights for every part of the model, found none for {_first_names(missing)}")
     return model, tokenizer
 
 
 def read_config(location: Location, name: str) -> Any:
-    """A stored model's config, its sizes and its kind judged before anything is made of it."""
+    """A stored model's config; an error if its sizes cannot be true or ffmem does not read its kind."""
     try:
         with quiet_transformers():
             own = {key: value for key, value in location.arguments.items() if key != "trust_remote_code"}
@@ -156,7 +156,7 @@ def read_config(location: Location, name: str) -> Any:
             config = transformers.AutoConfig.from_pretrained(location.folder, **location.arguments)
     except ModelError:
         raise
-    except Exception as error:  # as of a model
+    except Exception as error:  # transformers raises many kinds here too
         raise unloadable(error, name) from error
     refuse_other_kinds(config, name)
     refuse_headless(config, name)
@@ -164,7 +164,7 @@ def read_config(location: Location, name: str) -> Any:
 
 
 def _tokenizer(location: Location, name: str) -> Any:
-    """The tokenizer beside the weights; where it has no file at all, transformers would speak of its own classes."""
+    """The tokenizer beside a model's weights; an error that says so, not transformers' own, if it has no file at all."""
     kinds = ("*token*", "vocab*", "merges*", "*.model", "*.py")
     if (
         not location.gguf
@@ -177,14 +177,14 @@ def _tokenizer(location: Location, name: str) -> Any:
         )
     try:
         return transformers.AutoTokenizer.from_pretrained(location.folder, **location.arguments)
-    except Exception as error:  # as of a model
+    except Exception as error:  # transformers and tokenizers raise many kinds here too
         raise unloadable(error, name, expected="a tokenizer beside the weights") from error
 
 
 def unloadable(
     error: Exception, name: str, *, expected: str = "a causal language model on disk or on the Hugging Face hub"
 ) -> ModelError:
-    """One line for whatever transformers says about a model that it cannot load."""
+    """An error of one line for a model that transformers cannot load, made from transformers' own error."""
     why = visible(_first_line(error))
     if "trust_remote_code" in str(error):
         return ModelError(
@@ -199,7 +199,7 @@ def unloadable(
 def refuse_wrong_settings(
     *, tokenizer: Any, revision: Any, device: Any, dtype: Any, device_map: Any, trust: Any = False
 ) -> None:
-    """An error for a setting of the wrong type, and for a dtype that is none, before anything is loaded."""
+    """Raise an error for a setting of `load_model` that is of the wrong type, and for an unknown dtype."""
     for what, value, example in (
         ("revision", revision, "'main'"),
         ("device", device, "'cpu'"),
@@ -217,15 +217,15 @@ def refuse_wrong_settings(
 
 
 def _refuse_other(model: MemoryModel, device: str, dtype: str) -> None:
-    """A model that is loaded stays as it is: an error where something else is asked for."""
+    """Raise an error where a model that is loaded already is wanted on another device or in another dtype."""
     if dtype != "auto" and _dtype(dtype, model.device, model.dtype) != model.dtype:
         raise ModelError(f"{model.name} is loaded as {model.dtype}, found dtype {dtype!r}: load it so")
     if device != "auto" and device_of(device).type != model.device.type:
         raise ModelError(f"{model.name} is loaded on {model.device}, found device {device!r}: load it there")
 
 
-def check_spread(device: str, device_map: str | None) -> None:
-    """An error where a device is named for a model that is spread over all, or nothing is there to spread it."""
+def check_device_map(device: str, device_map: str | None) -> None:
+    """Raise an error where a device and a device map exclude each other, or accelerate, which maps devices, is missing."""
     if device_map and device not in ("auto", "cuda"):
         raise ModelError(
             f"device_map {device_map!r} spreads a model over all GPUs, found device {device!r} too: leave one out"
@@ -235,6 +235,7 @@ def check_spread(device: str, device_map: str | None) -> None:
 
 
 def device_of(device: str) -> torch.device:
+    """The torch device of this name, `auto` being a GPU if there is one; an error if torch cannot use it."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -252,6 +253,7 @@ def device_of(device: str) -> torch.device:
 
 
 def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """The torch dtype of this name; `auto` is float32 on a CPU and the stored dtype elsewhere."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else stored
     if dtype not in DTYPES:
@@ -259,7 +261,7 @@ def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype
     return DTYPES[dtype]
 
 
-def _few(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -271,7 +273,7 @@ def _first_line(error: Exception) -> str:
 @Shared
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own progress bars and load reports off a user's screen."""
+    """Inside, transformers shows neither progress bars nor load reports."""
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.logging.disable_progress_bar()

@@ -79,7 +79,7 @@ def load_fairseq(folder: str | Path) -> tuple[AdaptiveLM, WikiTokenizer]:
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Arguments and weights as they are stored. Nothing in the file can run: only plain values are unpickled."""
+    """Arguments and weights of a checkpoint as they are stored. Nothing in the file can run: only plain values are read."""
     try:
         size = bytes_of_archive(path)
         archive = zipfile.is_zipfile(path)  # files from before torch 1.6 are not, and cannot be mapped
@@ -116,7 +116,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _damaged_part(path: Path) -> str | None:
-    """The first part of an archive whose checksum is wrong; torch does not look."""
+    """The first part of an archive with a wrong checksum, None if all are right; torch does not look."""
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()
 
@@ -219,7 +219,7 @@ def _config(arguments: Mapping[str, Any], *, vocabulary: int, path: Path) -> Ada
 
 
 def _whole(arguments: Mapping[str, Any], name: str, path: Path) -> int:
-    """An argument that is a whole number above 0; factors are stored as floats."""
+    """The value of an argument that has to be a whole number above 0; fairseq stores factors as floats."""
     found = arguments.get(name)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 1 <= found < 2**31 or found % 1:
         known = (
@@ -230,7 +230,7 @@ def _whole(arguments: Mapping[str, Any], name: str, path: Path) -> int:
 
 
 def _cutoffs(arguments: Mapping[str, Any], name: str, path: Path) -> list[int]:
-    """Cut-offs from fairseq's "20000,60000" or a list."""
+    """The cutoffs of an argument, which is text such as "20000,60000" or a list of numbers."""
     found = arguments.get(name)
     parts = found.strip("[]() ").split(",") if isinstance(found, str) else found
     try:
@@ -269,7 +269,7 @@ def _state(stored: Mapping[str, Tensor], config: AdaptiveConfig, path: Path) -> 
 
 
 def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> None:
-    """The rows of all tables together are the dictionary; said first, because a wrong dict.txt is the likely mistake."""
+    """Raise an error where the word tables have more or fewer rows than the dictionary has words, the likeliest mistake."""
     rows = sum(tensor.shape[0] for key, tensor in stored.items() if re.fullmatch(_table(r"\d+", 0), key) and tensor.ndim)
     if rows and rows != len(SPECIALS) + words:
         raise ModelError(
@@ -279,7 +279,7 @@ def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> N
 
 
 def _check_layers(stored: Mapping[str, Tensor], layers: int, path: Path) -> None:
-    """The file's own layers, before names are made for those that its arguments tell of."""
+    """Raise an error where the arguments tell of more layers than the file has, before names are made for all of them."""
     found = {match[1] for key in stored if (match := re.match(r"decoder\.layers\.(\d+)\.", key))}
     if layers > len(found):
         raise ModelError(f"{path}: expected the {layers:,} layers of its decoder_layers, found tensors of {len(found):,}")
@@ -291,7 +291,7 @@ def _table(band: int | str, part: int) -> str:
 
 
 def _shapes(config: AdaptiveConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """For every tensor of the network its key in the file and its shape."""
+    """The key in the file and the shape of every tensor of the network, by the network's name for it."""
     d, cells = config.hidden_size, config.intermediate_size
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for number, band in enumerate(config.bands):
@@ -310,7 +310,7 @@ def _shapes(config: AdaptiveConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _ties(config: AdaptiveConfig) -> dict[str, str]:
-    """The softmax's copies and the tensors they are tied to. Both are stored alike: fairseq transposes when it runs."""
+    """The keys of the softmax's copies and the names of the tensors that they have to equal, stored in the same shape."""
     ties = {"decoder.adaptive_softmax.head.word_proj.weight": "model.embed.bands.0.words.weight"}
     for tail in range(len(config.cutoffs)):
         ties[f"decoder.adaptive_softmax.tail.{tail}.0.weight"] = f"model.embed.bands.{tail + 1}.project.weight"
@@ -319,7 +319,7 @@ def _ties(config: AdaptiveConfig) -> dict[str, str]:
 
 
 def _unpack_attention(left: dict[str, Tensor], config: AdaptiveConfig, path: Path) -> None:
-    """Until the end of 2019 queries, keys and values were one tensor, stacked in this order."""
+    """Split, within `left`, the tensors of files from before 2020, which hold queries, keys and values in one."""
     d = config.hidden_size
     for layer in range(config.num_hidden_layers):
         for kind, shape in (("weight", (3 * d, d)), ("bias", (3 * d,))):
@@ -335,7 +335,7 @@ def _unpack_attention(left: dict[str, Tensor], config: AdaptiveConfig, path: Pat
 
 
 def _take(left: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> Tensor:
-    """Remove a tensor from those left, its shape checked."""
+    """Remove the tensor at `key` from `left` and return it; an error if it is missing or has another shape."""
     if key not in left:
         raise ModelError(f"{path}: expected the key {key} of shape {list(shape)}, found none")
     tensor = left.pop(key)
@@ -347,7 +347,7 @@ def _take(left: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path)
 
 
 def _shown(value: object) -> str:
-    """A value of the file in a few words: it may be a list of lists of lists that are shared, or a number of 600 digits."""
+    """A value of the file, shortened: it may be a list of lists of shared lists, or a number of 600 digits."""
     short = reprlib.Repr()
     short.maxlevel = 2
     return visible(short.repr(value))

@@ -17,7 +17,7 @@ from ffmem.model.vocabulary import Readout, Vocabulary
 
 @dataclass(frozen=True)
 class AdaptiveVocabulary(Vocabulary):
-    """log p(band) + log p(word | band). Unlike a plain softmax's, its ranking changes with a vector's length."""
+    """The projection log p(band) + log p(word | band). Unlike a plain softmax's, its ranks change with a vector's length."""
 
     model: AdaptiveLM
 
@@ -30,10 +30,10 @@ class AdaptiveVocabulary(Vocabulary):
         return next(iter(self.model.model.embed)).high
 
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        """A piece a band, a tail's words never likelier than the band itself. The model has no final norm for `norm`."""
+        """A piece for each band, whose own probability is the ceiling of its words. `norm` is ignored: there is no final norm."""
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype)
-        # Apart from each other: the head's table need not be put together for every chunk of rows.
+        # Two products: for one, the head's table would have to be concatenated for every chunk of rows.
         words, bands = multiply(h, first.words.weight), multiply(h, softmax.bands.weight)
         below = torch.logaddexp(words.logsumexp(1), bands.logsumexp(1))
 
@@ -52,7 +52,7 @@ class AdaptiveVocabulary(Vocabulary):
 
     @torch.inference_mode()
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
-        """The score in the head, of the word or, for a rare one, of its band; and a rare word's score inside its band."""
+        """The head's score of each word or, for a rare word, of its band; and the score of a rare word inside its band."""
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         token = token.to(softmax.bands.weight.device)
         head = first.words.weight[token.clamp(max=first.high - 1)].float()
