@@ -44,9 +44,9 @@ from ffmem.indexing.tables import (
 from ffmem.indexing.top import DISTINCT, POSITION_BITS
 from ffmem.indexing.worker import Worker, make_collectors
 from ffmem.model.loading import load_model
-from ffmem.model.memories import MemoryModel, check_bos
+from ffmem.model.memories import MemoryModel
 from ffmem.model.names import known_name
-from ffmem.model.tokens import vocabulary_texts
+from ffmem.model.tokens import check_bos, vocabulary_texts
 from ffmem.progress import Reporter, reporting
 from ffmem.run.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.run.manifest import MOST, Counts, Manifest

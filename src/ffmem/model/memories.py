@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffmem.cells import check_layer, parse_layers
-from ffmem.errors import FfmemError, ModelError
+from ffmem.errors import ModelError
 from ffmem.model.activation import Activation, Watch
 from ffmem.model.families import Family
 from ffmem.model.process import alone
@@ -79,18 +79,22 @@ class MemoryModel:
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
+        """The transformer's blocks, first layer first."""
         return list(module_at(self.model, self.family.blocks, "the blocks").children())
 
     @cached_property
     def value_modules(self) -> list[nn.Module]:
+        """The value matrix of each layer: the module whose input is the layer's coefficients."""
         return [module_at(block, self.family.value, "the value matrix") for block in self.blocks]
 
     @property
     def config(self) -> Any:
+        """The config of the language model, which in a model of pictures and text is a part of the whole."""
         return getattr(self.model.config, "text_config", None) or self.model.config
 
     @property
     def layers(self) -> int:
+        """The number of layers."""
         return len(self.blocks)
 
     @cached_property
@@ -100,19 +104,22 @@ class MemoryModel:
 
     @cached_property
     def d(self) -> int:
+        """The width of the stream, which every value has."""
         return _rows(self.value_modules[0]).shape[1]
 
     @property
     def device(self) -> torch.device:
+        """The device that token ids have to be on."""
         return next(self.model.get_input_embeddings().parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
         return self.value_modules[0].weight.dtype  # type: ignore[return-value]
 
     @property
     def dtype_name(self) -> str:
-        """`float32`, `bfloat16`, ..., as manifests hold it."""
+        """The dtype of the values as manifests hold it, such as `float32`."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
@@ -285,6 +292,7 @@ class MemoryModel:
 
     @torch.inference_mode()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
+        """The logits of the model's own forward."""
         return self.model(input_ids=self.fed(ids), use_cache=False).logits
 
     @torch.inference_mode()
@@ -368,16 +376,9 @@ class MemoryModel:
 
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
+        from ffmem.model.tokens import check_bos
+
         return check_bos(bos, self.bos, self.name)
-
-
-def check_bos(bos: str, token: int | None, name: str) -> bool:
-    """Whether sentences start with `token`, the bos token of the model `name` or None, for `auto`, `on` or `off`."""
-    if bos not in ("auto", "on", "off"):
-        raise FfmemError(f"expected bos auto, on or off, found {bos!r}")
-    if bos == "on" and token is None:
-        raise FfmemError(f"{name}: the tokenizer has neither a bos nor an eos token; use bos off")
-    return bos != "off" and token is not None
 
 
 def _rows(module: nn.Module) -> Float[Tensor, "inputs outputs"]:

@@ -23,6 +23,15 @@ _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+def check_bos(bos: str, token: int | None, name: str) -> bool:
+    """Whether sentences start with `token`, the bos token of the model `name` or None, for `auto`, `on` or `off`."""
+    if bos not in ("auto", "on", "off"):
+        raise FfmemError(f"expected bos auto, on or off, found {bos!r}")
+    if bos == "on" and token is None:
+        raise FfmemError(f"{name}: the tokenizer has neither a bos nor an eos token; use bos off")
+    return bos != "off" and token is not None
+
+
 def prompt_ids(model: MemoryModel, prompt: str, *, bos: bool, room: int = 0) -> list[int]:
     """The token ids of a prompt without a bos token; an error if there are none, or no context is left for `room` more."""
     ids = _text_ids(model, prompt, "a prompt")

@@ -30,7 +30,7 @@ class AdaptiveVocabulary(Vocabulary):
         return next(iter(self.model.model.embed)).high
 
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        """A piece for each band, whose own probability is the ceiling of its words. `norm` is ignored: there is no final norm."""
+        """A piece for each band, whose own probability is its ceiling. `norm` is ignored: there is no final norm."""
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype)
         # Two products: for one, the head's table would have to be concatenated for every chunk of rows.
