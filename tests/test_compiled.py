@@ -1,4 +1,4 @@
-"""What the kernels take of an H200, and that they can be compiled for one: the interpreter would not tell."""
+"""Every kernel compiles for an H200 and fits on it, which Triton's interpreter would not tell."""
 
 import json
 import os
@@ -12,14 +12,14 @@ if sys.platform != "linux":  # whose Triton has NVIDIA's assembler with it
     pytest.skip("Triton compiles for NVIDIA's GPUs on Linux", allow_module_level=True)
 
 REGISTERS, SHARED = 1 << 16, 227 << 10
-"""Of a processor: registers, and bytes that its threads share."""
+"""What one processor of an H200 has: registers, and bytes of memory that its threads share."""
 SPILL = 16
-"""Bytes a thread that may find no register, beside a loop."""
+"""How many bytes a thread may keep in memory because no register is left, outside of loops."""
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """In a process of its own: this one may have Triton's interpreter."""
+    """What every kernel takes of a processor, found in another process, because this one may have Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     done = subprocess.run(

@@ -138,7 +138,7 @@ def test_top_is_the_better_end_and_rows_come_in_chunks(monkeypatch):
     torch.testing.assert_close(log_prob, values)
 
 
-def assert_judged(vocabulary, h, token):
+def assert_scored(vocabulary, h, token):
     """As a full stable sort has it."""
     found = vocabulary.score_token(h, token)
     log_probs = vocabulary.log_probs(h)
@@ -156,9 +156,8 @@ def test_a_words_rank_is_that_of_a_full_sort_ties_and_both_ends_of_every_band_in
     ends = [0, 127, 128, 255, 256, 299, 300, 301, 811, 812, 899, 900, 901, vocabulary.size - 1]
     token = torch.tensor([*ends, *range(7, vocabulary.size, vocabulary.size // 26)], device=DEVICE)
     h = few_entries(len(token), 64, seed=4)
-    found = assert_judged(vocabulary, h, token)
+    found = assert_scored(vocabulary, h, token)
     assert found.rank.unique().numel() > 20
-    assert torch.equal(vocabulary.rank(h, token), found.rank)
 
 
 def test_in_a_row_of_equals_a_rank_is_the_id_and_rows_come_in_chunks(monkeypatch):
@@ -166,7 +165,7 @@ def test_in_a_row_of_equals_a_rank_is_the_id_and_rows_come_in_chunks(monkeypatch
     h[3] = 0
     a_few_rows_at_a_time(monkeypatch, 2)
     token = torch.tensor([4999, 0, 17, 1234, 4], device=DEVICE)
-    assert assert_judged(vocabulary, h, token).rank[3] == 1235
+    assert assert_scored(vocabulary, h, token).rank[3] == 1235
 
 
 @pytest.mark.parametrize("size", [5000, 8192, 449, 448])

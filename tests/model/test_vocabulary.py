@@ -129,7 +129,7 @@ def test_a_rank_is_the_place_in_a_full_sort(case, norm, rows):
     vocabulary, h, expected = case
     order, _ = by_sorting(expected[norm], VOCABULARY, True)
     for place in (0, 1, 50, VOCABULARY - 1):
-        assert vocabulary.rank(h, order[:, place], norm=norm).tolist() == [place + 1] * 7
+        assert vocabulary.score_token(h, order[:, place], norm=norm).rank.tolist() == [place + 1] * 7
 
 
 def test_a_token_s_own_log_probability_is_that_of_the_formula(case, norm, rows):
@@ -172,10 +172,10 @@ def one_feature(*weights, **settings):
 
 def test_equal_tokens_are_ranked_by_their_ids():
     vocabulary = one_feature(1, 3, 3, 2, 1)
-    ranks = vocabulary.rank(torch.ones(5, 1), torch.arange(5))
+    ranks = vocabulary.score_token(torch.ones(5, 1), torch.arange(5)).rank
     assert ranks.tolist() == [4, 1, 2, 3, 5]
-    assert vocabulary.rank(torch.zeros(5, 1), torch.arange(5)).tolist() == [1, 2, 3, 4, 5]
-    assert vocabulary.rank(-torch.ones(5, 1), torch.arange(5)).tolist() == [1, 4, 5, 3, 2]
+    assert vocabulary.score_token(torch.zeros(5, 1), torch.arange(5)).rank.tolist() == [1, 2, 3, 4, 5]
+    assert vocabulary.score_token(-torch.ones(5, 1), torch.arange(5)).rank.tolist() == [1, 4, 5, 3, 2]
 
 
 def test_where_words_lie_far_from_nothing_nothing_cancels(spread):
@@ -200,7 +200,7 @@ def test_no_vectors_have_no_words():
     vocabulary = one_feature(1, 3, 2)
     none = torch.zeros(0, 1)
     assert vocabulary.log_probs(none).shape == (0, 3)
-    assert vocabulary.rank(none, torch.zeros(0, dtype=torch.long)).shape == (0,)
+    assert vocabulary.score_token(none, torch.zeros(0, dtype=torch.long)).rank.shape == (0,)
     assert vocabulary.top(none, 2)[1].shape == (0, 2)
     assert vocabulary.extremes(none, 2).promoted.shape == (0, 2)
 

@@ -60,7 +60,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return bool(((one.view(torch.int16) == other.view(torch.int16)) | (one.isnan() & other.isnan())).all())
 
 
-class Watch:
+class ActivationFinder:
     """Hooks that find, in one forward, the module of a block whose unchanged output enters the value matrix."""
 
     def __init__(self, block: nn.Module, value: nn.Module) -> None:

@@ -143,10 +143,15 @@ def empty_model(config: Any, name: str) -> Any:
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # sizes that do not go together reach torch and transformers as many kinds
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = visible(first_line(error))[:200]
         raise ModelError(
-            f"{visible(name)}: expected a causal language model whose sizes go together, found: {visible(why)[:200]}"
+            f"{visible(name)}: expected a causal language model whose sizes go together, found: {why}"
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text without a colon at its end, or the name of the error's class if it has no text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" :")
 
 
 def refuse_larger_than_files(config: Any, name: str, location: Location) -> None:

@@ -17,7 +17,14 @@ from ffmem.errors import ModelError
 from ffmem.model.adaptive.fairseq import load_fairseq
 from ffmem.model.adaptive.network import register
 from ffmem.model.check import refuse_unfit_tokenizer, refuse_unless_sound
-from ffmem.model.config_check import READ, refuse_headless, refuse_larger_than_files, refuse_mad_sizes, refuse_other_kinds
+from ffmem.model.config_check import (
+    READ,
+    first_line,
+    refuse_headless,
+    refuse_larger_than_files,
+    refuse_mad_sizes,
+    refuse_other_kinds,
+)
 from ffmem.model.discovery import discover
 from ffmem.model.families import FAMILIES
 from ffmem.model.identity import model_hash
@@ -185,7 +192,7 @@ def unloadable(
     error: Exception, name: str, *, expected: str = "a causal language model on disk or on the Hugging Face hub"
 ) -> ModelError:
     """An error of one line for a model that transformers cannot load, made from transformers' own error."""
-    why = visible(_first_line(error))
+    why = visible(first_line(error))
     if "trust_remote_code" in str(error):
         return ModelError(
             f"{visible(name)} brings Python code of its own, which is not run; if you have read it and trust it, "
@@ -262,12 +269,8 @@ def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype
 
 
 def _first_names(names: list[str]) -> str:
+    """The first three names of a list and how many more there are, for an error."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return (text.splitlines() or [type(error).__name__])[0].rstrip(" :")
 
 
 @Shared

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffmem.cells import check_layer, parse_layers
 from ffmem.errors import ModelError
-from ffmem.model.activation import Activation, Watch
+from ffmem.model.activation import Activation, ActivationFinder
 from ffmem.model.families import Family
 from ffmem.model.process import alone
 from ffmem.model.spots import Hook, LayerTensors, Recording, hooked, module_at, record_spot, spots_of, touched
@@ -27,7 +27,7 @@ from ffmem.text import quoted
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
 """How many tokens are fed at most to a model whose config states no limit."""
-SHORT, NARROW = 64, 64
+SHORT_ROWS, NARROW_HEADS = 64, 64
 """Up to so many tokens and such a width of a head torch's memory-efficient attention is faster than its flash attention."""
 
 
@@ -191,10 +191,10 @@ class MemoryModel:
 
         if any(touched(value, before_only=True) for value in self.value_modules):
             return [None] * self.layers
-        watches = [Watch(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
-        with hooked(*(hook for watch in watches for hook in watch.hooks())):
+        finders = [ActivationFinder(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
+        with hooked(*(hook for finder in finders for hook in finder.hooks())):
             self.model.base_model(input_ids=probe_ids(self), use_cache=False)
-        return [watch.activation() for watch in watches]
+        return [finder.activation() for finder in finders]
 
     @contextmanager
     def reading(
@@ -269,7 +269,7 @@ class MemoryModel:
         heads = getattr(self.config, "num_attention_heads", None)
         width = getattr(self.config, "head_dim", None) or (self.d // heads if isinstance(heads, int) else self.d)
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-        if columns <= SHORT and width <= NARROW:
+        if columns <= SHORT_ROWS and width <= NARROW_HEADS:
             order.reverse()
         return alone(sdpa_kernel([*order, SDPBackend.MATH], set_priority=True))
 

@@ -16,7 +16,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.spots import hooked, record_spot, spots_of
 from ffmem.text import beginning, quoted
 
-SHOWN = 60
+ERROR_WIDTH = 60
 """How many characters of what was found an error shows."""
 _SPACE = "▁"
 """Sentencepiece's sign for a space in the name of a token."""
@@ -62,16 +62,16 @@ def token_id(model: MemoryModel, token: str | int) -> int:
     """The id of one token, given by its text (a space in front counts: ` Paris`) or by the id itself."""
     if isinstance(token, int):
         if not 0 <= token < model.vocabulary.size:
-            found = token if abs(token) < 10**SHOWN else "a far other one"  # Python does not write the longest numbers
+            found = token if abs(token) < 10**ERROR_WIDTH else "a far other one"  # Python does not write the longest numbers
             raise FfmemError(f"expected a token id from 0 to {model.vocabulary.size - 1}, found {found}")
         return token
     ids = _text_ids(model, token, "one token")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
     if len(ids) == 1 and (ids[0] != unknown or token == model.tokenizer.unk_token):
         return int(ids[0])
-    found = " + ".join(repr(text) for text in token_texts(model, ids[:SHOWN])) or "nothing"
+    found = " + ".join(repr(text) for text in token_texts(model, ids[:ERROR_WIDTH])) or "nothing"
     raise FfmemError(
-        f"expected one token of {model.name}, found {quoted(token)}, which it reads as {beginning(found, SHOWN)}; "
+        f"expected one token of {model.name}, found {quoted(token)}, which it reads as {beginning(found, ERROR_WIDTH)}; "
         "a space in front counts"
     )
 

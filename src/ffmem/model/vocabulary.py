@@ -42,7 +42,7 @@ class TokenScore:
     log_prob: Float[Tensor, " n"]
     """The log-probability of the given token."""
     rank: Int[Tensor, " n"]
-    """The rank of the given token among all tokens, from 1."""
+    """The rank of the given token among all tokens, from 1; among equally likely ones the smaller id comes first."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,6 @@ class Vocabulary(ABC):
             return promoted, high, suppressed, low, *z
 
         return Extremes(*self._chunked(h, norm, of))
-
-    def rank(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> Int[Tensor, " n"]:
-        """The rank of each vector's token among all tokens, from 1; among equally likely ones the smaller id comes first."""
-        return self.score_token(h, token, norm=norm).rank
 
     @torch.inference_mode()
     def score_token(self, h: Float[Tensor, "n d"], token: Int[Tensor, " n"], *, norm: bool = False) -> TokenScore:
