@@ -16,7 +16,7 @@ from ffmem.corpus.plan import Corpus
 from ffmem.corpus.sample import Sample
 from ffmem.errors import RunError
 from ffmem.indexing.statistics import sample_every
-from ffmem.model.families import FAMILIES
+from ffmem.model.families import reads_wikitext
 from ffmem.model.identity import tokenizer_hash
 from ffmem.model.memories import MemoryModel
 from ffmem.run.manifest import CorpusFacts, Manifest, ModelFacts, Settings, TokenizerFacts
@@ -82,9 +82,7 @@ def resolve_wikitext(wikitext: str, plan: Corpus, subject: Subject) -> str:
     """What becomes of WikiText's marks, where that is to be found out: the paper's own models have read them."""
     if wikitext != "auto":
         return wikitext
-    family = FAMILIES.get(subject.facts.family)
-    reads_marks = family is not None and family.wikitext
-    return "plain" if not reads_marks and plan.shows_marks() else "keep"
+    return "plain" if not reads_wikitext(subject.facts.family) and plan.shows_marks() else "keep"
 
 
 def sample_of(manifest: Manifest) -> Sample | None:

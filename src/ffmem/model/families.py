@@ -167,3 +167,8 @@ FAMILIES: dict[str, Family] = {
         _plain("starcoder2", blocks="model.layers", norm="model.norm", r="post_attention_layernorm.in"),
     )
 }
+
+
+def reads_wikitext(family: str) -> bool:
+    """Whether models of the family of this name were trained on the words of WikiText; False for one found by shape."""
+    return family in FAMILIES and FAMILIES[family].wikitext
