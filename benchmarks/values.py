@@ -1,9 +1,9 @@
 """What every cell's value says, projected onto the whole vocabulary: how near that comes to a bare matrix product.
 
-    python -m benchmarks.values --shape paper -o FILE       65,536 cells × 267,744 words, adaptive softmax
-    python -m benchmarks.values --shape llama8b -o FILE     458,752 cells × 128,256 tokens
+    python -m benchmarks.values --shape paper -o FILE       65,536 cells Ã 267,744 words, adaptive softmax
+    python -m benchmarks.values --shape llama8b -o FILE     458,752 cells Ã 128,256 tokens
+    python -m benchmarks.values --shape gpt2 -o FILE        36,864 cells Ã 50,257 tokens
     python -m benchmarks.values --shape paper --profile                 which kernels take the time
-    python -m benchmarks.values --shape paper --tune                    other settings of the fused product
 
 Weights are random, bf16 on a GPU. The ceiling is the best of several large square bf16 products in the same run. TFLOP/s
 counts the products that the vocabulary really needs: an adaptive softmax multiplies rare words in fewer dimensions, so
@@ -26,11 +26,12 @@ from torch import Tensor, nn
 
 from benchmarks.shared import add_result, measured_here
 from ffmem.corpus.ahead import ahead
+
 from ffmem.indexing.values import together
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
-from ffmem.model.vocabulary import ChunkedVocabulary, SoftmaxVocabulary
+from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
 from ffmem.run.model import project
 
 TOP = 50
@@ -48,17 +49,18 @@ class Shape:
 SHAPES = {
     "paper": Shape(16, 4096, 1024, 267_744, (20_000, 60_000)),
     "llama8b": Shape(32, 14_336, 4096, 128_256),
+    "gpt2": Shape(12, 3072, 768, 50_257),
     "tiny": Shape(2, 64, 32, 500),
     "tiny-adaptive": Shape(2, 64, 32, 500, (100, 200)),
 }
 
 
-def make(shape: Shape, device: str) -> tuple[ChunkedVocabulary, list[Tensor]]:
+def make(shape: Shape, device: str) -> tuple[Vocabulary, list[Tensor]]:
     """A vocabulary and every layer's values."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):
-        vocabulary: ChunkedVocabulary
+        vocabulary: Vocabulary
         if shape.cutoffs:
             config = AdaptiveConfig(
                 vocab_size=shape.words,
@@ -97,18 +99,13 @@ def ceiling(device: str) -> float:
     return best
 
 
-def flops(vocabulary: ChunkedVocabulary, d: int, cells: int) -> float:
-    """Of the products that these cells' scores need."""
-    products, _ = vocabulary.products(torch.zeros(1, d, device=device_of(vocabulary)), norm=False)
-    into = sum(2 * d * product.words.shape[1] for product in products if product.words.shape[1] != d)
-    return cells * (into + sum(2.0 * product.words.numel() for product in products))
-
-
-def device_of(vocabulary: ChunkedVocabulary) -> torch.device:
+def flops(vocabulary: Vocabulary, shape: Shape) -> float:
+    """Of the products that all cells' scores need."""
+    tables = [(shape.words, shape.d)]
     if isinstance(vocabulary, AdaptiveVocabulary):
-        return vocabulary.model.softmax.bands.weight.device
-    assert isinstance(vocabulary, SoftmaxVocabulary)
-    return vocabulary.unembedding.weight.device
+        tables = [(band.high - band.low, band.words.embedding_dim) for band in vocabulary.model.model.embed]
+    into = sum(2 * shape.d * width for _, width in tables if width != shape.d)
+    return shape.layers * shape.cells * (into + sum(2.0 * words * width for words, width in tables))
 
 
 @torch.inference_mode()
@@ -129,15 +126,15 @@ def measure(shape: Shape, device: str, repeats: int) -> dict[str, Any]:
 
     def judge() -> None:
         for layer, token in zip(values, tokens, strict=True):
-            vocabulary.judge(layer, token)
+            vocabulary.score_token(layer, token)
 
     cells = shape.layers * shape.cells
-    work = flops(vocabulary, shape.d, cells)
+    work = flops(vocabulary, shape)
     full = 2.0 * cells * shape.words * shape.d / most
     weights = torch.cuda.memory_allocated() if device == "cuda" else 0
     found: dict[str, Any] = {}
     for name, way in (("extremes", extremes), ("extremes as a table", tables), ("judge", judge)):
-        way()  # kernels are compiled
+        way()  # what happens only once is not counted
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         spent = sorted(seconds(device, way) for _ in range(repeats))
@@ -158,17 +155,8 @@ def measure(shape: Shape, device: str, repeats: int) -> dict[str, Any]:
         "top": TOP,
         "teraflop": round(work / 1e12, 3),
         "ceiling_tflops": round(most / 1e12, 1),
-        "left_to_the_plain_way": unsure(vocabulary, values[0]) if device == "cuda" else None,
         "ways": found,
     }
-
-
-def unsure(vocabulary: ChunkedVocabulary, values: Tensor) -> int:
-    """Rows of a layer that the kernels leave to the plain way."""
-    from ffmem.model.tiles import ends
-
-    products, offsets = vocabulary.products(values[:4096], norm=False)
-    return int((~ends(products, TOP, offsets if len(products) > 1 else None).sure).sum())
 
 
 @torch.inference_mode()
@@ -181,57 +169,17 @@ def profile(shape: Shape, device: str) -> None:
     print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=60))
 
 
-@torch.inference_mode()
-def tune(shape: Shape, device: str) -> None:
-    """Microseconds of the fused product of each narrow band, for 4,096 rows, with other settings than the module's."""
-    from ffmem.model import tiles
-
-    vocabulary, values = make(shape, device)
-    products, _ = vocabulary.products(values[0][:4096], norm=False)
-    for product in products:
-        if tiles.is_kept(product):
-            continue
-        edges = torch.empty(2, len(product.inputs), tiles._tiles(len(product.words), kept=False), device=device)
-        for rows, warps, stages, steps in (
-            (128, 8, 3, 32),
-            (128, 8, 2, 32),
-            (128, 8, 4, 32),
-            (128, 4, 3, 32),
-            (128, 4, 2, 32),
-            (64, 4, 3, 32),
-            (64, 4, 2, 32),
-            (256, 8, 2, 32),
-            (128, 8, 3, 16),
-            (128, 8, 3, 64),
-        ):
-            tiles.ROWS, tiles.WARPS, tiles.STAGES, tiles.STEPS = rows, warps, stages, steps
-            try:
-                way = partial(tiles._read_product, product, edges, 0)
-                way()
-                best = min(seconds(device, way) for _ in range(10))
-            except Exception as error:  # too much shared memory
-                print(tuple(product.words.shape), (rows, warps, stages, steps), type(error).__name__, flush=True)
-                continue
-            rate = 2 * len(product.inputs) * product.words.numel() / best / 1e12
-            print(
-                tuple(product.words.shape),
-                f"rows {rows}, warps {warps}, stages {stages}, steps {steps}: {best * 1e6:.0f} µs, {rate:.0f} TFLOP/s",
-                flush=True,
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="paper")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="only show which kernels take the time")
-    parser.add_argument("--tune", action="store_true", help="only time the fused product with other settings")
     parser.add_argument("-o", "--out", type=Path, help="add the result to this JSON file")
     chosen = parser.parse_args()
     shape = SHAPES[chosen.shape]
-    if chosen.profile or chosen.tune:
-        (profile if chosen.profile else tune)(shape, chosen.device)
+    if chosen.profile:
+        profile(shape, chosen.device)
         return
     result = measure(shape, chosen.device, chosen.repeats)
     add_result(chosen.out, chosen.shape, result | measured_here(chosen.device))

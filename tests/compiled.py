@@ -29,7 +29,6 @@ from ffmem.indexing.layer_statistics import LayerStatistics
 from ffmem.indexing.statistics import BUILT_IN
 from ffmem.model import tiles
 from ffmem.model.activation import Activation
-from ffmem.model.vocabulary import Product
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")
@@ -108,17 +107,6 @@ def launch_filter(dtype: torch.dtype, *, negative: bool, statistics: bool, activ
         )
     for top in tops:
         top.merge_pending()
-
-
-def launch_tiles(width: int, dtype: torch.dtype) -> None:
-    """Two pieces: one whose scores are kept where they are wide, and one whose scores are not."""
-    n, sizes = 256, (1000, 900)
-    pieces = [
-        Product(low, torch.zeros(n, d).to(dtype), torch.zeros(size, d).to(dtype))
-        for low, size, d in zip((0, sizes[0]), sizes, (1024, width), strict=True)
-    ]
-    tiles.ends(pieces, T, torch.zeros_like)
-    tiles.standing(pieces, torch.arange(n) * 7, torch.zeros_like)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def case(request, made):
 
 def top(model, vector, layer, *, norm):
     """The token a vector puts first, by the definition."""
-    h = model.closed(vector, layer) if norm else vector
+    h = model.after_post_norm(vector, layer) if norm else vector
     return int(model.vocabulary.log_probs(h[None], norm=norm)[0].argmax())
 
 
@@ -74,7 +74,7 @@ def test_refinement_follows_the_residual_to_the_output(case):
         for flow, final in zip(flows, finals, strict=True):
             r, y, o = (top(model, getattr(flow, name)[layer - 1][0, -1], layer, norm=True) for name in ("r", "y", "o"))
             same += r == final
-            h = model.closed(flow.r[layer - 1][0, -1], layer)
+            h = model.after_post_norm(flow.r[layer - 1][0, -1], layer)
             chances.append(float(model.vocabulary.log_probs(h[None], norm=True)[0, final].exp()))
             if o == r == y:
                 kinds["agreement"] += 1

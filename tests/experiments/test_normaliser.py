@@ -308,7 +308,7 @@ def test_logits_are_held_a_few_rows_at_a_time_and_each_target_has_its_own_loss(v
         with torch.no_grad():
             log_probs = torch.log_softmax(model.model(input_ids=feed.ids).logits.double(), -1)[feed.predicting]
         wanted += (-log_probs.gather(1, feed.targets.long()[:, None])[:, 0]).tolist()
-    monkeypatch.setattr(sys.modules["ffmem.model.vocabulary"], "CHUNK_ELEMENTS", 2 * model.vocabulary.size)
+    monkeypatch.setattr(sys.modules["ffmem.model.scores"], "CHUNK_ELEMENTS", 2 * model.vocabulary.size)
     widest = []
     original = type(model.vocabulary).pieces
 

@@ -67,7 +67,7 @@ def test_of_a_layer_the_parts_add_up_to_what_its_own_output_gives(variant):
         torch.testing.assert_close(total, parts.score, rtol=1e-3, atol=1e-5)
         if variant == "adaptive_lm":
             continue
-        log_probs = model.vocabulary.log_probs(model.closed(recording.o[layer - 1][0], layer), norm=True)
+        log_probs = model.vocabulary.log_probs(model.after_post_norm(recording.o[layer - 1][0], layer), norm=True)
         if getattr(model.config, "final_logit_softcapping", None) is None:
             # A logit is a log-probability but for one number a position: two tokens' difference is the same in both.
             other = contributions(model, flows, token + 1, of="layer").layers[layer - 1].score

@@ -97,7 +97,7 @@ def test_predictions_of_every_layer_are_those_of_full_log_probs(traced, kind):
     for layer in place.layers:
         tops = []
         for name in ("r", "y", "o"):
-            vector = model.closed(getattr(recording, name)[layer.layer - 1][0, -1:], layer.layer)
+            vector = model.after_post_norm(getattr(recording, name)[layer.layer - 1][0, -1:], layer.layer)
             log_probs = model.vocabulary.log_probs(vector, norm=True)[0]
             reading = getattr(layer, name)
             assert [one.id for one in reading.top] == log_probs.topk(5).indices.tolist()

@@ -8,17 +8,17 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from ffmem.live.intervene import intervene
-from ffmem.model.activation import Activation, Watch
+from ffmem.model.activation import Activation, ActivationFinder
 from ffmem.model.spots import hooked
 from tests.tiny import UNKNOWN, VARIANTS
 
 
 def watched(model, ids):
     """The module that was found in each layer."""
-    watches = [Watch(block, value) for block, value in zip(model.blocks, model.value_modules, strict=True)]
-    with torch.inference_mode(), hooked(*(install for watch in watches for install in watch.hooks())):
+    finders = [ActivationFinder(block, value) for block, value in zip(model.blocks, model.value_modules, strict=True)]
+    with torch.inference_mode(), hooked(*(install for finder in finders for install in finder.hooks())):
         model.model(ids)
-    return [watch.found for watch in watches]
+    return [finder.found for finder in finders]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -146,25 +146,25 @@ class Block(nn.Module):
 )
 def test_it_is_found_only_where_its_output_enters_the_value_matrix_untouched(behind, calls, found):
     block = Block(behind, calls)
-    watch = Watch(block, block.value)
-    with torch.inference_mode(), hooked(*watch.hooks()):
+    finder = ActivationFinder(block, block.value)
+    with torch.inference_mode(), hooked(*finder.hooks()):
         block(torch.randn(2, 3, 4))
-    assert (watch.activation() is not None) == found
+    assert (finder.activation() is not None) == found
 
 
 def test_one_that_works_in_place_or_stands_behind_another_is_not_taken_for_it():
     assert Activation.of(nn.ReLU(inplace=True), torch.zeros(1)) is None
     block = Block(nn.Dropout(0.5).eval())
-    watch = Watch(block, block.value)
-    with torch.inference_mode(), hooked(*watch.hooks()):
+    finder = ActivationFinder(block, block.value)
+    with torch.inference_mode(), hooked(*finder.hooks()):
         block(torch.randn(2, 3, 4))
-    assert watch.found is block.act
+    assert finder.found is block.act
 
 
 def test_a_module_whose_forward_is_not_its_own_is_left_alone():
     block = Block(lambda m: m)
     block.act.forward = lambda x: x.relu()
-    watch = Watch(block, block.value)
-    with torch.inference_mode(), hooked(*watch.hooks()):
+    finder = ActivationFinder(block, block.value)
+    with torch.inference_mode(), hooked(*finder.hooks()):
         block(torch.randn(2, 3, 4))
-    assert watch.activation() is None
+    assert finder.activation() is None

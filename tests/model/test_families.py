@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3Config
 
 from ffmem.model.check import check
-from ffmem.model.families import FAMILIES, Family, Variant, experts_of
+from ffmem.model.config_check import experts_of
+from ffmem.model.families import FAMILIES, Family, Variant
 from ffmem.model.loading import load_model
 from tests.tiny import UNKNOWN, VARIANTS, VOCABULARY, tiny_model
 

@@ -9,7 +9,7 @@ import torch
 
 from ffmem import build_index, convert, load_model
 from ffmem.errors import ModelError
-from ffmem.model import gguf_file as module
+from ffmem.model import process
 from ffmem.model.loading import stored_model
 from ffmem.model.shape import shape_of
 from tests.tiny import WORDS, tiny_model
@@ -115,7 +115,7 @@ def test_a_plan_reads_the_shape_of_a_gguf_file(gguf_file, source):
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
 def test_without_the_extra_the_error_says_what_to_install(gguf_file, monkeypatch, package):
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else name)
+    monkeypatch.setattr(process, "find_spec", lambda name: None if name == package else name)
     with pytest.raises(ModelError, match=rf"needs the {package} package: pip install 'ffmem\[gguf\]'"):
         load_model(gguf_file)
 

@@ -75,7 +75,7 @@ def test_where_a_model_lies_and_what_saved_it_do_not_change_its_hash(tmp_path):
 
 def test_chunks_of_any_size_give_the_same_hash(monkeypatch):
     expected = model_hash(tiny_model("gpt2"))
-    monkeypatch.setattr(identity, "CHUNK", 1000)
+    monkeypatch.setattr(identity, "HASHED_BYTES", 1000)
     assert model_hash(tiny_model("gpt2")) == expected
 
 

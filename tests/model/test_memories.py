@@ -125,7 +125,7 @@ def test_a_model_whose_value_matrix_is_never_called_is_an_error(memories, ids, m
 def test_a_layer_that_is_not_there_is_an_error_wherever_one_is_named(memories, ids, variant, layer):
     model = memories(variant)
     ways = (model.keys, model.values, model.value_bias, model.block, model.value_module)
-    for way in (*ways, partial(model.closed, torch.zeros(model.d)), partial(read, model, ids)):
+    for way in (*ways, partial(model.after_post_norm, torch.zeros(model.d)), partial(read, model, ids)):
         with pytest.raises(CellError, match=f"^expected layers from 1 to 3, found (layer )?{layer}$"):
             way(layer)
     with pytest.raises(CellError, match="from 1 to 3"):

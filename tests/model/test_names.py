@@ -7,12 +7,12 @@ import pytest
 
 from ffmem.errors import ModelError
 from ffmem.model.loading import load_model
-from ffmem.model.names import known_name, place_of, refuse_swapped
+from ffmem.model.names import known_name, locate, refuse_swapped
 
 
 def refusal(name):
     with pytest.raises(ModelError) as caught:
-        place_of(known_name(name))
+        locate(known_name(name))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -46,12 +46,12 @@ def test_the_hub_is_tried_once_and_an_unknown_model_is_told_at_once(hub, name):
 
 def test_a_cached_model_is_read_from_the_cache_where_the_hub_is_not_reached(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "/cache/config.json")
-    assert place_of("gpt2").arguments == {"trust_remote_code": False, "local_files_only": True}
+    assert locate("gpt2").arguments == {"trust_remote_code": False, "local_files_only": True}
 
 
 def test_a_model_that_the_hub_has_is_left_to_transformers(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
-    assert place_of("gpt2", revision="v2").arguments == {"trust_remote_code": False, "revision": "v2"}
+    assert locate("gpt2", revision="v2").arguments == {"trust_remote_code": False, "revision": "v2"}
 
 
 def test_offline_the_hub_is_not_asked(monkeypatch, tmp_path):

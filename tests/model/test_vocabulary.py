@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ffmem.model import vocabulary as module
+from ffmem.model import scores as module
 from ffmem.model.loading import load_model
 from ffmem.model.vocabulary import SoftmaxVocabulary
 from tests.tiny import VOCABULARY, tiny_model
@@ -109,21 +109,15 @@ def test_extremes_are_both_ends_of_a_full_sort(case, norm, rows):
         close(getattr(found, f"{name}_log_prob"), log_prob)
 
 
-@pytest.fixture(params=["scores", "chunks", "clouds"])
+@pytest.fixture(params=["whole", "chunks"])
 def spread(request, monkeypatch):
-    """Mean and deviation read off the scores, whole or in chunks, or without them, as where kernels hold none."""
-    if request.param == "clouds":
-        if torch.cuda.is_available():
-            pytest.skip("on a GPU kernels cannot read what lies in the host's memory")
-        pytest.importorskip("triton")
-        monkeypatch.setattr(module, "can_tile", lambda device, elements, k=1: True)
-    elif request.param == "chunks":
+    """Mean and deviation read off the scores, of all rows at a time or of a few."""
+    if request.param == "chunks":
         monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * VOCABULARY)
 
 
 def test_how_far_tokens_stand_out_is_told_by_all_log_probabilities(case, norm, spread):
     vocabulary, h, expected = case
-    assert (vocabulary.clouds is None) == (vocabulary.softcap is not None)
     found = vocabulary.extremes(h, 4, norm=norm)
     z = (expected[norm] - expected[norm].mean(1, keepdim=True)) / expected[norm].std(1, correction=0, keepdim=True)
     assert z.max() > 1
@@ -135,7 +129,7 @@ def test_a_rank_is_the_place_in_a_full_sort(case, norm, rows):
     vocabulary, h, expected = case
     order, _ = by_sorting(expected[norm], VOCABULARY, True)
     for place in (0, 1, 50, VOCABULARY - 1):
-        assert vocabulary.rank(h, order[:, place], norm=norm).tolist() == [place + 1] * 7
+        assert vocabulary.score_token(h, order[:, place], norm=norm).rank.tolist() == [place + 1] * 7
 
 
 def test_a_token_s_own_log_probability_is_that_of_the_formula(case, norm, rows):
@@ -145,12 +139,12 @@ def test_a_token_s_own_log_probability_is_that_of_the_formula(case, norm, rows):
     torch.testing.assert_close(found.double(), expected[norm].gather(1, token[:, None])[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_no_more_rows_are_projected_at_a_time_than_a_chunk_holds(case, rows):
+def test_no_more_rows_are_projected_at_a_time_than_a_chunk_holds(case, rows, monkeypatch):
     vocabulary, h, _ = case
     seen = []
-    handle = vocabulary.unembedding.register_forward_hook(lambda _, args, out: seen.append(len(out)))
+    pieces = SoftmaxVocabulary.pieces
+    monkeypatch.setattr(SoftmaxVocabulary, "pieces", lambda self, h, **kw: seen.append(len(h)) or pieces(self, h, **kw))
     vocabulary.top(h, 1)
-    handle.remove()
     assert max(seen) == rows
     assert sum(seen) == 7
 
@@ -178,10 +172,10 @@ def one_feature(*weights, **settings):
 
 def test_equal_tokens_are_ranked_by_their_ids():
     vocabulary = one_feature(1, 3, 3, 2, 1)
-    ranks = vocabulary.rank(torch.ones(5, 1), torch.arange(5))
+    ranks = vocabulary.score_token(torch.ones(5, 1), torch.arange(5)).rank
     assert ranks.tolist() == [4, 1, 2, 3, 5]
-    assert vocabulary.rank(torch.zeros(5, 1), torch.arange(5)).tolist() == [1, 2, 3, 4, 5]
-    assert vocabulary.rank(-torch.ones(5, 1), torch.arange(5)).tolist() == [1, 4, 5, 3, 2]
+    assert vocabulary.score_token(torch.zeros(5, 1), torch.arange(5)).rank.tolist() == [1, 2, 3, 4, 5]
+    assert vocabulary.score_token(-torch.ones(5, 1), torch.arange(5)).rank.tolist() == [1, 4, 5, 3, 2]
 
 
 def test_where_words_lie_far_from_nothing_nothing_cancels(spread):
@@ -206,7 +200,7 @@ def test_no_vectors_have_no_words():
     vocabulary = one_feature(1, 3, 2)
     none = torch.zeros(0, 1)
     assert vocabulary.log_probs(none).shape == (0, 3)
-    assert vocabulary.rank(none, torch.zeros(0, dtype=torch.long)).shape == (0,)
+    assert vocabulary.score_token(none, torch.zeros(0, dtype=torch.long)).rank.shape == (0,)
     assert vocabulary.top(none, 2)[1].shape == (0, 2)
     assert vocabulary.extremes(none, 2).promoted.shape == (0, 2)
 

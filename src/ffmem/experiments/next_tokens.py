@@ -100,10 +100,10 @@ def token_counts(index: Index, size: int, end: int | None = None) -> Int[np.ndar
 
 
 def end_token(model: MemoryModel, index: Index) -> int | None:
-    """What stands behind a sentence's last token: its mark in the paper's model, nothing elsewhere.
+    """The token behind a sentence's last one: its end mark in a model that predicts one, as the paper's does, else None.
 
     A window of tokens ends where it was cut, so nothing stands there in any model.
     """
-    if model.family.name != "adaptive_lm" or Unit.parse(index.manifest.settings.unit).tokens:
+    if not model.family.wikitext or Unit.parse(index.manifest.settings.unit).tokens:
         return None
     return model.tokenizer.eos_token_id

@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.experiments.examples import Examples, sample_examples
-from ffmem.model.memories import MemoryModel, Places
-from ffmem.model.vocabulary import Judged
+from ffmem.model.memories import MemoryModel
+from ffmem.model.spots import LayerTensors
+from ffmem.model.vocabulary import TokenScore
 from ffmem.progress import reporting
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index
@@ -31,13 +32,13 @@ class Seen:
     model: MemoryModel
     numbers: list[int]
     """The numbers of the examples that were in the batch."""
-    places: Places
+    places: LayerTensors
     _tops: dict[tuple[str, int, bool], Int[np.ndarray, " n"]] = field(default_factory=dict)
 
     def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:
         """r, y or o of a layer (from 1); to be normed, in a post-norm block, they go through the block's own norm first."""
         found = getattr(self.places, name)[layer - 1]
-        return self.model.closed(found, layer) if norm else found
+        return self.model.after_post_norm(found, layer) if norm else found
 
     @cached_property
     def said(self) -> Int[Tensor, " n"]:
@@ -52,9 +53,9 @@ class Seen:
             self._tops[key] = found.cpu().numpy()
         return self._tops[key]
 
-    def residual(self, layer: int) -> Judged:
+    def residual(self, layer: int) -> TokenScore:
         """The token that r of a layer puts first, and the probability that it gives to the model's own prediction."""
-        return self.model.vocabulary.judge(self.vectors("r", layer, norm=True), self.said, norm=True)
+        return self.model.vocabulary.score_token(self.vectors("r", layer, norm=True), self.said, norm=True)
 
 
 @runtime_checkable

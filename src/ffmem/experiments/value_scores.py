@@ -81,7 +81,7 @@ def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, no
     parts = []
     for start in range(0, len(values), CELLS_A_REPORT):
         rows = slice(start, start + CELLS_A_REPORT)
-        parts.append(model.vocabulary.judge(values[rows], following[rows], norm=norm))
+        parts.append(model.vocabulary.score_token(values[rows], following[rows], norm=norm))
         done = before + min(start + CELLS_A_REPORT, len(values))
         reporter.update(done / len(index), f"layer {layer}, {done:,} of {len(index):,} cells")
     top, log_prob, rank = (

@@ -30,6 +30,7 @@ from ffmem.indexing.provenance import ModelInfo, agree, check_same_corpus, new_m
 from ffmem.indexing.request import Request, resolve
 from ffmem.indexing.timing import Timing
 from ffmem.indexing.workers import Workers
+from ffmem.model.families import reads_wikitext
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.model.names import known_name
@@ -153,7 +154,7 @@ def _begun(
     about = cache(partial(estimate_tokens, text))
     if manifest is None:
         if wanted["wikitext"] == "auto":  # the paper's own models have read the marks
-            wanted["wikitext"] = "plain" if info.facts.family != "adaptive_lm" and text.shows_marks() else "keep"
+            wanted["wikitext"] = "plain" if not reads_wikitext(info.facts.family) and text.shows_marks() else "keep"
             if wanted["wikitext"] == "plain":
                 _tell(quiet, _TURNED_BACK)
         text.plain = wanted["wikitext"] == "plain"

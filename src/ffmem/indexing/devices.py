@@ -12,7 +12,7 @@ import torch
 
 from ffmem.corpus.readers import cores
 from ffmem.errors import FfmemError
-from ffmem.model.loading import check_spread
+from ffmem.model.loading import check_device_map
 
 SEEN = "CUDA_VISIBLE_DEVICES"
 
@@ -51,7 +51,7 @@ def crowded(found: list[Devices], threads: int) -> str:
 def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
     """GPUs where there are some, unless the CPU is asked for."""
     device, gpus = load.get("device", "auto"), torch.cuda.device_count()
-    check_spread(device, load.get("device_map"))
+    check_device_map(device, load.get("device_map"))
     if device not in ("auto", "cuda"):
         return [device] * workers
     if not gpus:

@@ -38,7 +38,7 @@ from ffmem.indexing.timing import Timing
 from ffmem.indexing.worker import Worker, make_collectors
 from ffmem.indexing.workers import Workers
 from ffmem.model.memories import MemoryModel
-from ffmem.model.pieces import token_texts
+from ffmem.model.tokens import vocabulary_texts
 from ffmem.progress import Reporter
 from ffmem.run.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
 from ffmem.run.manifest import Counts, Manifest
@@ -159,7 +159,7 @@ class Pass:
 
     def write_tokens(self, info: ModelInfo) -> None:
         size = max(info.facts.vocabulary, len(info.tokenizer))
-        self.write(TOKENS, TOKEN_SCHEMA, [token_batch(token_texts(info.tokenizer, size))])
+        self.write(TOKENS, TOKEN_SCHEMA, [token_batch(vocabulary_texts(info.tokenizer, size))])
 
     def write(self, name: str, schema: Any, batches: Iterable[Any]) -> None:
         with self.folder.writing(name) as path:

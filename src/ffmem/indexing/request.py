@@ -15,7 +15,7 @@ from ffmem.errors import FfmemError
 from ffmem.indexing.layer_statistics import installed_statistics, sample_every
 from ffmem.indexing.provenance import ModelInfo
 from ffmem.indexing.top import POSITION_BITS
-from ffmem.model.memories import check_bos
+from ffmem.model.tokens import check_bos
 from ffmem.run.manifest import MOST, Distinct, Settings
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 1 << 17}

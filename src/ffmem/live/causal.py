@@ -23,7 +23,7 @@ from ffmem.live.intervene import applying
 from ffmem.live.matched import Gathered, Prefix, forward_tokens, gather
 from ffmem.live.scope import Scope
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import log_probs_at
+from ffmem.model.tokens import log_probs_at
 from ffmem.progress import reporting
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index, open_index

@@ -22,7 +22,7 @@ from ffmem.live.intervene import applying
 from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import greedy, log_probs_at, prompt_ids, token_id, token_texts
+from ffmem.model.tokens import greedy, log_probs_at, prompt_ids, token_id, token_texts
 from ffmem.run.reader import Index
 from ffmem.text import ending, shown_token, visible
 

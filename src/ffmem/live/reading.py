@@ -24,7 +24,7 @@ from ffmem.live.position import (
     case_of,
 )
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import token_texts
+from ffmem.model.tokens import token_texts
 from ffmem.run.reader import Index, TokenProbability
 
 SHOWN = 5
@@ -115,8 +115,8 @@ def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str
     parts = contributions(model, flows, wanted, of=of)
     columns: list[list[GridTile]] = [[] for _ in range(len(final))]
     for layer, (flow, share) in enumerate(zip(flows, parts.layers, strict=True), 1):
-        r, y = (_said(model, *vocabulary.best(model.closed(h, layer), norm=True)) for h in (flow.r, flow.y))
-        judged = vocabulary.judge(flow.after, final, norm=True)
+        r, y = (_said(model, *vocabulary.best(model.after_post_norm(h, layer), norm=True)) for h in (flow.r, flow.y))
+        judged = vocabulary.score_token(flow.after, final, norm=True)
         o = _said(model, judged.top_log_prob, judged.top)
         ranks = _ranks(judged.log_prob, judged.rank)
         targets = [None] * len(o) if target is None else _token_ranks(model, flow.after, wanted)
@@ -135,7 +135,7 @@ def _predictions(
         [
             vectors.to(flows[-1].after.device)
             for layer, flow in enumerate(flows, 1)
-            for vectors in (model.closed(flow.r, layer), model.closed(flow.y, layer), flow.after)
+            for vectors in (model.after_post_norm(flow.r, layer), model.after_post_norm(flow.y, layer), flow.after)
         ]
     )
     n = len(final)
@@ -261,7 +261,7 @@ def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
 
 def _token_ranks(model: MemoryModel, h: Float[Tensor, "n d"], token: Int[Tensor, " n"]) -> list[TokenRank]:
     """What each vector gives its token."""
-    judged = model.vocabulary.judge(h, token, norm=True)
+    judged = model.vocabulary.score_token(h, token, norm=True)
     return _ranks(judged.log_prob, judged.rank)
 
 

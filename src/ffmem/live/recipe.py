@@ -8,8 +8,6 @@ from typing import Any
 
 from ffmem.live.edits import Change, Changes, Edit, parse_edits, resolve, statistics_for
 from ffmem.live.scope import Scope
-from ffmem.model.adaptive.fairseq import is_fairseq
-from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
@@ -101,7 +99,7 @@ def _loading(model: MemoryModel) -> list[str]:
     """Python source, line by line, that makes `model` and `tokenizer`."""
     if model.in_memory:
         return ["import torch", "", f"# `model` is the {visible(type(model.model).__name__)} that was brought in memory."]
-    if isinstance(model.model, AdaptiveLM) or is_fairseq(Path(model.name)):
+    if model.family.own_network:
         return [
             "import ffmem  # transformers does not know this architecture",
             "import torch",

@@ -18,7 +18,7 @@ from ffmem.live.reading import read_grid, read_positions
 from ffmem.live.scope import Scope
 from ffmem.model.loading import load_model
 from ffmem.model.memories import MemoryModel
-from ffmem.model.prompts import prompt_ids, token_id, token_texts
+from ffmem.model.tokens import prompt_ids, token_id, token_texts
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index, open_index
 from ffmem.text import beginning, visible

@@ -1,4 +1,4 @@
-"""The activation: the function that makes coefficients, where it is a module that a pass may compute in its own way."""
+"""The activation function: which module makes a layer's coefficients, and whether other code may compute the same bits."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 from ffmem.model.spots import Hook, touched
 
 HALVES = (torch.bfloat16, torch.float16)
-"""Types of which there are few enough numbers to try them all."""
-PIECE = 511
-"""Numbers in a piece that is smaller than what a block of a GPU's threads takes, and no multiple of a vector."""
+"""Dtypes with so few numbers that an activation can be tried on all of them."""
+UNEVEN = 511
+"""A length below what one block of a GPU's threads computes, and no multiple of a vector's: other code computes its end."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A module that takes each number by itself. Whoever computes it otherwise gets the same bits."""
+    """An activation module that maps each number by itself, so that other code that computes it gets the same bits."""
 
     module: nn.Module
     kind: Literal["relu", "table"]
     table: Shaped[Tensor, "65536"] | None = None
-    """What it makes of every 16-bit number, by that number's bits."""
+    """The activation of every 16-bit number, in the order of the numbers' bits; None for ReLU."""
 
     @staticmethod
     def of(module: nn.Module, like: Tensor) -> Activation | None:
-        """What is known of a module for numbers of this type on this device; None where it cannot be known."""
+        """The activation of a module in the dtype and on the device of `like`; None if no other code may compute it."""
         if type(module) is nn.ReLU:
             return None if module.inplace else Activation(module, "relu")
         table = _table(module, like) if like.dtype in HALVES else None
@@ -38,13 +38,13 @@ class Activation:
 
 @torch.inference_mode()
 def _table(module: nn.Module, like: Tensor) -> Shaped[Tensor, "65536"] | None:
-    """All answers, if each depends on its own number alone, and not on where in a tensor that stands."""
+    """A module's output for every 16-bit number; None if an output depends on anything else, such as its index."""
     numbers = torch.arange(1 << 16, device=like.device).to(torch.int16).view(like.dtype)
     rows = numbers.flip(0).view(256, 256)
     try:
         made, backwards = module(numbers), module(rows)
-        # What is left behind the last full vector, or block, is another piece of code.
-        pieces = torch.cat([module(piece.clone()) for piece in numbers.split(PIECE)])
+        # Another piece of code may compute what is left behind the last full vector, or block.
+        pieces = torch.cat([module(piece.clone()) for piece in numbers.split(UNEVEN)])
     except Exception:  # not a function of numbers, whatever else it is
         return None
     if backwards.shape != rows.shape or any(one.dtype != like.dtype for one in (made, backwards, pieces)):
@@ -54,13 +54,14 @@ def _table(module: nn.Module, like: Tensor) -> Shaped[Tensor, "65536"] | None:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two 16-bit tensors are equal bit for bit, all NaNs counted as equal."""
     if one.shape != other.shape:
         return False
     return bool(((one.view(torch.int16) == other.view(torch.int16)) | (one.isnan() & other.isnan())).all())
 
 
-class Watch:
-    """Finds, in one forward, the module of a block whose output is what enters its value matrix."""
+class ActivationFinder:
+    """Hooks that find, in one forward, the module of a block whose unchanged output enters the value matrix."""
 
     def __init__(self, block: nn.Module, value: nn.Module) -> None:
         self.value = value
@@ -70,6 +71,7 @@ class Watch:
         self.found: nn.Module | None = None
 
     def hooks(self) -> list[Hook]:
+        """The hooks to hold during the one forward."""
         return [*(Hook(one, "out", self._left) for one in self.modules), Hook(self.value, "in", self._entered)]
 
     def _left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -78,14 +80,14 @@ class Watch:
             self.made[module] = (output, output.clone())
 
     def _entered(self, _: nn.Module, args: tuple[Any, ...], __: dict[str, Any]) -> None:
-        # Nothing may have been done to it on the way, in place either.
+        # Nothing may have changed the output on the way, not even in place.
         for module, (output, copy) in self.made.items():
             same = args[0].data_ptr() == output.data_ptr() and args[0].numel() == output.numel()
             if same and self.found is None and torch.equal(args[0].flatten(), copy.flatten()):
                 self.found = module
 
     def activation(self) -> Activation | None:
-        """What was found, if it is called once, by its class's own forward, and nobody else looks at it or changes it."""
+        """The activation that was found; None if its module was called more than once or has a hook or another forward."""
         module = self.found
         if module is None or self.calls[module] != 1 or touched(module):
             return None

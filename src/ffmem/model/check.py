@@ -1,4 +1,4 @@
-"""What a model passes at load: its tokenizer fits, these are really its memories, and it is left untouched."""
+"""The checks of a model at load: its tokenizer fits, its memories are where we read them, and our hooks change nothing."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from ffmem.model.spots import HALF_TOLERANCE, TOLERANCE, relative_error
 from ffmem.text import visible
 
 PROBE = 12
-"""Tokens of the check."""
+"""The number of tokens that the self-check feeds to a model."""
 
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """Relative errors of the worst layer; `logits_equal` is bit for bit."""
+    """The relative errors of a model's self-check, each of its worst layer; rounding stays below `tolerance`."""
 
     value_product: float
-    """coefficients times values plus bias against the value matrix's own output"""
+    """The error of coefficients times values plus bias against the value matrix's own output."""
     residual_sum: float
-    """r + y against o"""
+    """The error of r + y against o."""
     causality: float
-    """a prefix's coefficients alone against the same inside a longer text"""
+    """The error of a prefix's coefficients in a longer text against those of the prefix alone."""
     projection: float
-    """our vocabulary projection of the last o against the model's own log-probabilities"""
+    """The error of our vocabulary projection of the last layer's o against the model's own log-probabilities."""
     logits_equal: bool
-    """logits with our hooks against the untouched model's"""
+    """Whether the logits of a forward with our hooks equal those without, bit for bit."""
     tolerance: float
 
     def failures(self) -> list[str]:
+        """What failed, each with its error and its limit; an empty list for a sound model."""
         half = self.tolerance >= HALF_TOLERANCE
         limits = {
             "value_product": self.tolerance,
@@ -48,7 +49,7 @@ class SelfCheck:
 
 @torch.inference_mode()
 def check(model: MemoryModel) -> SelfCheck:
-    """Run the self-check on a few tokens, without raising."""
+    """The errors of a model's self-check on a few tokens, whatever they are."""
     ids = probe_ids(model)
     untouched = model.logits(ids)
     recording = model.record(ids)
@@ -65,7 +66,7 @@ def check(model: MemoryModel) -> SelfCheck:
     looks_ahead = max(
         relative_error(prefix, whole[:, : PROBE // 2]) for prefix, whole in zip(alone, recording.m, strict=True)
     )
-    ours = model.vocabulary.log_probs(model.closed(recording.o[-1], model.layers)[0], norm=True)
+    ours = model.vocabulary.log_probs(model.after_post_norm(recording.o[-1], model.layers)[0], norm=True)
     theirs = torch.log_softmax(untouched[0].float(), dim=-1)
     return SelfCheck(
         value_product=product,
@@ -78,7 +79,7 @@ def check(model: MemoryModel) -> SelfCheck:
 
 
 def refuse_unless_sound(model: MemoryModel) -> SelfCheck:
-    """The self-check's numbers, or an error with those that fail."""
+    """The self-check's errors; if some are too large, a `ModelError` that names them."""
     try:
         result = check(model)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -91,10 +92,11 @@ def refuse_unless_sound(model: MemoryModel) -> SelfCheck:
 
 
 def refuse_unfit_tokenizer(tokenizer: Any, model: Any, name: str) -> None:
-    """An error for a tokenizer of another model, one without words, or one that has nothing for words it does not know.
+    """Raise an error for a tokenizer of another model, one without words, or one without a token for unknown words.
 
-    A model may have more rows than its tokenizer has tokens: many are padded to a round number. Special tokens, such as
-    one for padding, may have no row, because no text becomes one of them; but the one that begins a sentence needs its own.
+    A model may have more embeddings than its tokenizer has tokens: many are padded to a round number. Special tokens, such
+    as one for padding, may have no embedding, because no text becomes one of them; but the one that begins a sentence may
+    not.
     """
     where = visible(name)
     special = {*tokenizer.all_special_tokens, *(str(one) for one in tokenizer.added_tokens_decoder.values() if one.special)}
@@ -119,7 +121,7 @@ def refuse_unfit_tokenizer(tokenizer: Any, model: Any, name: str) -> None:
 
 
 def probe_ids(model: MemoryModel) -> torch.Tensor:
-    """A few different token ids, the same every time."""
+    """A row of at most 12 different token ids, the same ones at every call."""
     size = model.config.vocab_size
     length = min(PROBE, model.context)
     return (torch.arange(1, length + 1, device=model.device) * 7919 % max(size - 1, 1))[None]

@@ -16,10 +16,10 @@ from ffmem.model.spots import HALF_TOLERANCE, TOLERANCE, hooked, record_spot, re
 
 @torch.inference_mode()
 def discover(model: Any) -> Family:
-    """A row for a model of unknown family, or an error that says what was not found.
+    """The family of a model that is not in the table, or an error that says what was not found in it.
 
-    The value matrix is the widest linear map into the stream that is fed by a key matrix and is not attention's.
-    Which tensors are r, y and o is then read off one forward: the first candidates with r + y = o.
+    The value matrix is the widest linear map into the stream that a key matrix feeds and that is not attention's.
+    The spots of r, y and o are those candidates for which r + y = o holds best in one forward.
     """
     name = type(model).__name__
     path, blocks = _blocks(model)
@@ -33,7 +33,7 @@ def discover(model: Any) -> Family:
 
 
 def _blocks(model: nn.Module) -> tuple[str, list[nn.Module]]:
-    """The list of equal modules that holds most of the model's weights."""
+    """The path and modules of the model's blocks: the list of modules of one class that holds the most weights."""
     found: tuple[int, str, list[nn.Module]] | None = None
     for path, module in model.named_modules():
         children = list(module.children())
@@ -83,7 +83,10 @@ def _matrices(block: nn.Module, name: str, d: int) -> tuple[str, str | None, str
 
 
 def _stream(model: Any, blocks: list[nn.Module], value: str) -> tuple[str, str, str, str | None]:
-    """Spots r, y and o for which r + y comes closest to o in the first and the last block; and what a norm makes r of."""
+    """The spots of r, y and o, and of the input of the norm that makes r, if a norm does.
+
+    They are the candidates whose r + y comes closest to o in the first and the last block.
+    """
     inner = [path for path, _ in blocks[0].named_modules() if path]
     norms = [path for path in inner if "norm" in path.lower() or "ln" in path.lower()]
     spots = [(path, side) for path in ["block", *inner] for side in ("in", "out")]
@@ -120,12 +123,14 @@ def _stream(model: Any, blocks: list[nn.Module], value: str) -> tuple[str, str, 
 
 
 def _error(tensors: dict[str, Tensor], terms: list[str], o: str) -> float:
+    """The relative error of the sum of some recorded spots against `o`; infinite if one of them was not recorded."""
     if not {*terms, o} <= set(tensors):
         return float("inf")
     return relative_error(torch.stack([tensors[term].flatten().float() for term in terms]).sum(0), tensors[o].flatten())
 
 
 def _record(model: Any, block: nn.Module, spots: list[tuple[str, str]]) -> dict[str, Tensor]:
+    """The tensors at those spots of a block that a forward on a few tokens reaches, in the order of the forward."""
     kept: dict[str, Tensor] = {}
 
     def keeper(spot: str) -> Callable[[Tensor], None]:
@@ -139,7 +144,7 @@ def _record(model: Any, block: nn.Module, spots: list[tuple[str, str]]) -> dict[
 
 
 def _final_norm(model: Any, blocks: str) -> str | None:
-    """The last norm beside the blocks."""
+    """The path of the last norm beside the list of blocks; None if there is none."""
     parent = blocks.rpartition(".")[0]
     root = model.get_submodule(parent)
     names = [name for name, child in root.named_children() if "norm" in name.lower() or "ln" in name.lower()]

@@ -20,7 +20,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Family:
-    """One row. Paths of `blocks`, `norm` and `project` start at the model, all others at a block."""
+    """A row of the table. Paths of `blocks`, `norm` and `project` start at the model, all others at a block."""
 
     name: str
     blocks: str
@@ -29,28 +29,35 @@ class Family:
     value: str
     """The module whose input is the coefficients and whose rows are the values."""
     norm: str | None
-    """The final norm, in front of the unembedding."""
+    """The final norm, in front of the unembedding; None for a model without one."""
     r: str
     """The residual stream that the feed-forward layer is added to."""
     y: str
-    """What the feed-forward layer adds, after any norm behind it."""
+    """What the feed-forward layer adds to the stream, after any norm that is applied to its output."""
     o: str = "block.out"
+    """The stream after the addition: r + y."""
     carried: str = "block.in"
-    """The stream that attention is added to; a norm's output where the block carries that on and not its input."""
+    """The stream that attention's output is added to: the block's input or, in some families, a norm's output."""
     joined: str | None = None
-    """The sum of both, where a norm stands between it and r: that norm's input. Elsewhere the sum is r."""
+    """The stream after attention if a norm is applied to it before r: that norm's input. Where it is None, the sum is r."""
     up: str | None = None
-    """The second factor of a gated layer: its coefficients have no lower bound."""
+    """The module of a gated layer's second factor; None for a plain layer. Gated coefficients have no lower bound."""
     project: str | None = None
-    """A projection between the final norm and the unembedding."""
+    """The module of a projection between the final norm and the unembedding, if the family may have one."""
+    wikitext: bool = False
+    """Whether its models were trained on the words of WikiText, a sentence at a time: they read marks such as `@-@` as they
+    stand in WikiText's files, and predict the token that ends a sentence."""
+    own_network: bool = False
+    """Whether the network is ffmem's own, which transformers cannot load by itself."""
     variants: tuple[Variant, ...] = field(default=())
 
     @property
     def gated(self) -> bool:
+        """Whether coefficients are a product of two factors, as in Llama, so that they may be negative."""
         return self.up is not None
 
     def for_config(self, config: object) -> Family:
-        """This row as `config` makes it."""
+        """This row with the changes that a model's config asks for."""
         for variant in self.variants:
             name, value = variant.when
             if getattr(config, name, None) == value:
@@ -135,7 +142,15 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         _plain(
-            "adaptive_lm", blocks="model.layers", key="fc1", value="fc2", norm=None, r="final_layer_norm.in", y="fc2.out"
+            "adaptive_lm",
+            blocks="model.layers",
+            key="fc1",
+            value="fc2",
+            norm=None,
+            r="final_layer_norm.in",
+            y="fc2.out",
+            wikitext=True,
+            own_network=True,
         ),
         _gated("llama"),
         _gated("mistral"),
@@ -154,13 +169,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def experts_of(config: object) -> int:
-    """How many experts a feed-forward layer of this config has; 0 for a dense model.
-
-    >>> experts_of(type("Config", (), {"num_local_experts": 8}))
-    8
-    """
-    parts = [config, getattr(config, "text_config", None), getattr(config, "ffn_config", None)]
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    counts = [getattr(part, name, None) for part in parts if part is not None for name in names]
-    return max((count for count in counts if isinstance(count, int) and count > 1), default=0)
+def reads_wikitext(family: str) -> bool:
+    """Whether models of the family of this name were trained on the words of WikiText; False for one found by shape."""
+    return family in FAMILIES and FAMILIES[family].wikitext

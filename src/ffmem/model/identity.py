@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-CHUNK = 1 << 24
-
-
+HASHED_BYTES = 1 << 24
+"""How many bytes of a tensor are copied to the host and hashed at a time."""
 VOLATILE = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Parts of a config that say nothing about what a model computes."""
+"""Entries of a config that say nothing about what a model computes."""
 
 
 def model_hash(model: Any) -> str:
-    """A hash of all that a model computes with: its config and its weights."""
+    """The hash of a model's config and weights, which together decide what it computes."""
     return hashlib.sha256(_config(model.config) + weights_hash(model).encode()).hexdigest()
 
 
 def weights_hash(model: nn.Module) -> str:
-    """A hash of every weight: names, shapes, dtypes and bytes. Tied weights count once."""
+    """The hash of the names, shapes, dtypes and bytes of all weights; tied weights count once."""
     tensors = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if buffer.numel() > 1}
     keep = set(model.state_dict())
 
@@ -31,8 +30,8 @@ def weights_hash(model: nn.Module) -> str:
         name, tensor = item
         total = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         flat = tensor.detach().reshape(-1).view(torch.uint8)
-        for start in range(0, len(flat), CHUNK):
-            total.update(flat[start : start + CHUNK].cpu().numpy().data)
+        for start in range(0, len(flat), HASHED_BYTES):
+            total.update(flat[start : start + HASHED_BYTES].cpu().numpy().data)
         return total.digest()
 
     with ThreadPoolExecutor(4) as pool:
@@ -41,7 +40,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _config(config: Any) -> bytes:
-    """What a config says of the computation, in a form that survives saving and loading."""
+    """The entries of a config that decide what a model computes, as JSON that stays the same after saving and loading."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -52,7 +51,7 @@ def _config(config: Any) -> bytes:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """A hash of all that turns text into ids: the vocabulary, the rules and the special tokens."""
+    """The hash of a tokenizer's vocabulary, rules and special tokens, which together decide the ids of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
     # A call with padding or truncation leaves its settings in the backend.

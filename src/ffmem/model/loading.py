@@ -14,18 +14,23 @@ import torch
 import transformers
 
 from ffmem.errors import ModelError
-from ffmem.model.adaptive.fairseq import is_fairseq, load_fairseq
+from ffmem.model.adaptive.fairseq import load_fairseq
 from ffmem.model.adaptive.network import register
 from ffmem.model.check import refuse_unfit_tokenizer, refuse_unless_sound
+from ffmem.model.config_check import (
+    READ,
+    first_line,
+    refuse_headless,
+    refuse_larger_than_files,
+    refuse_mad_sizes,
+    refuse_other_kinds,
+)
 from ffmem.model.discovery import discover
 from ffmem.model.families import FAMILIES
-from ffmem.model.gguf_file import parsed_once
 from ffmem.model.identity import model_hash
-from ffmem.model.kinds import READ, refuse_headless, refuse_other_kinds
 from ffmem.model.memories import MemoryModel
-from ffmem.model.names import Place, known_name, place_of
-from ffmem.model.process import Shared
-from ffmem.model.sizes import refuse_larger_than_files, refuse_mad_sizes
+from ffmem.model.names import Location, is_fairseq, known_name, locate
+from ffmem.model.process import Shared, parsed_once
 from ffmem.text import visible
 
 DTYPES = {
@@ -61,7 +66,7 @@ def load_model(
     if isinstance(source, MemoryModel):
         _refuse_other(source, device, dtype)
         return source
-    check_spread(device, device_map)
+    check_device_map(device, device_map)
     in_memory = not isinstance(source, (str, Path))
     if in_memory:
         if not isinstance(source, transformers.PreTrainedModel):
@@ -120,21 +125,21 @@ def stored_model(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer, the one given or that beside it, in the dtype they were stored in."""
-    place = place_of(name, revision=revision, trust_remote_code=trust_remote_code)
-    if is_fairseq(Path(place.folder)) and not place.gguf:
-        return load_fairseq(place.folder)
+    """A stored model in the dtype it was stored in, and its tokenizer: the one given or the one beside the weights."""
+    location = locate(name, revision=revision, trust_remote_code=trust_remote_code)
+    if is_fairseq(Path(location.folder)) and not location.gguf:
+        return load_fairseq(location.folder)
     register()
-    with parsed_once() if place.gguf else nullcontext(), quiet_transformers():
-        config = read_config(place, name)
+    with parsed_once() if location.gguf else nullcontext(), quiet_transformers():
+        config = read_config(location, name)
         try:
             if tokenizer is None:
-                tokenizer = _tokenizer(place, name)
+                tokenizer = _tokenizer(location, name)
             if not trust_remote_code:
-                refuse_larger_than_files(config, name, place)
+                refuse_larger_than_files(config, name, location)
             extra: dict[str, Any] = {"device_map": device_map} if device_map else {}
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                place.folder, dtype="auto", output_loading_info=True, **place.arguments, **extra
+                location.folder, dtype="auto", output_loading_info=True, **location.arguments, **extra
             )
         except ModelError:
             raise
@@ -145,45 +150,49 @@ def stored_model(
             f"{name}: it does not fit on the devices there are, and weights off them cannot be read; use --dtype"
         )
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(f"{name}: expected weights for every part of the model, found none for {_few(missing)}")
+        raise ModelError(f"{name}: expected weights for every part of the model, found none for {_first_names(missing)}")
     return model, tokenizer
 
 
-def read_config(place: Place, name: str) -> Any:
-    """A stored model's config, its sizes and its kind judged before anything is made of it."""
+def read_config(location: Location, name: str) -> Any:
+    """A stored model's config; an error if its sizes cannot be true or ffmem does not read its kind."""
     try:
         with quiet_transformers():
-            own = {key: value for key, value in place.arguments.items() if key != "trust_remote_code"}
-            refuse_mad_sizes(transformers.PreTrainedConfig.get_config_dict(place.folder, **own)[0], name)
-            config = transformers.AutoConfig.from_pretrained(place.folder, **place.arguments)
+            own = {key: value for key, value in location.arguments.items() if key != "trust_remote_code"}
+            refuse_mad_sizes(transformers.PreTrainedConfig.get_config_dict(location.folder, **own)[0], name)
+            config = transformers.AutoConfig.from_pretrained(location.folder, **location.arguments)
     except ModelError:
         raise
-    except Exception as error:  # as of a model
+    except Exception as error:  # transformers raises many kinds here too
         raise unloadable(error, name) from error
     refuse_other_kinds(config, name)
     refuse_headless(config, name)
     return config
 
 
-def _tokenizer(place: Place, name: str) -> Any:
-    """The tokenizer beside the weights; where it has no file at all, transformers would speak of its own classes."""
+def _tokenizer(location: Location, name: str) -> Any:
+    """The tokenizer beside a model's weights; an error that says so, not transformers' own, if it has no file at all."""
     kinds = ("*token*", "vocab*", "merges*", "*.model", "*.py")
-    if not place.gguf and Path(place.folder).is_dir() and not any(any(Path(place.folder).glob(kind)) for kind in kinds):
+    if (
+        not location.gguf
+        and Path(location.folder).is_dir()
+        and not any(any(Path(location.folder).glob(kind)) for kind in kinds)
+    ):
         raise ModelError(
             f"{visible(name)}: expected a tokenizer beside the weights, found none of its files (such as tokenizer.json); "
             "add them, or in Python give tokenizer="
         )
     try:
-        return transformers.AutoTokenizer.from_pretrained(place.folder, **place.arguments)
-    except Exception as error:  # as of a model
+        return transformers.AutoTokenizer.from_pretrained(location.folder, **location.arguments)
+    except Exception as error:  # transformers and tokenizers raise many kinds here too
         raise unloadable(error, name, expected="a tokenizer beside the weights") from error
 
 
 def unloadable(
     error: Exception, name: str, *, expected: str = "a causal language model on disk or on the Hugging Face hub"
 ) -> ModelError:
-    """One line for whatever transformers says about a model that it cannot load."""
-    why = visible(_first_line(error))
+    """An error of one line for a model that transformers cannot load, made from transformers' own error."""
+    why = visible(first_line(error))
     if "trust_remote_code" in str(error):
         return ModelError(
             f"{visible(name)} brings Python code of its own, which is not run; if you have read it and trust it, "
@@ -197,7 +206,7 @@ def unloadable(
 def refuse_wrong_settings(
     *, tokenizer: Any, revision: Any, device: Any, dtype: Any, device_map: Any, trust: Any = False
 ) -> None:
-    """An error for a setting of the wrong type, and for a dtype that is none, before anything is loaded."""
+    """Raise an error for a setting of `load_model` that is of the wrong type, and for an unknown dtype."""
     for what, value, example in (
         ("revision", revision, "'main'"),
         ("device", device, "'cpu'"),
@@ -215,15 +224,15 @@ def refuse_wrong_settings(
 
 
 def _refuse_other(model: MemoryModel, device: str, dtype: str) -> None:
-    """A model that is loaded stays as it is: an error where something else is asked for."""
+    """Raise an error where a model that is loaded already is wanted on another device or in another dtype."""
     if dtype != "auto" and _dtype(dtype, model.device, model.dtype) != model.dtype:
         raise ModelError(f"{model.name} is loaded as {model.dtype}, found dtype {dtype!r}: load it so")
     if device != "auto" and device_of(device).type != model.device.type:
         raise ModelError(f"{model.name} is loaded on {model.device}, found device {device!r}: load it there")
 
 
-def check_spread(device: str, device_map: str | None) -> None:
-    """An error where a device is named for a model that is spread over all, or nothing is there to spread it."""
+def check_device_map(device: str, device_map: str | None) -> None:
+    """Raise an error where a device and a device map exclude each other, or accelerate, which maps devices, is missing."""
     if device_map and device not in ("auto", "cuda"):
         raise ModelError(
             f"device_map {device_map!r} spreads a model over all GPUs, found device {device!r} too: leave one out"
@@ -233,6 +242,7 @@ def check_spread(device: str, device_map: str | None) -> None:
 
 
 def device_of(device: str) -> torch.device:
+    """The torch device of this name, `auto` being a GPU if there is one; an error if torch cannot use it."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -250,6 +260,7 @@ def device_of(device: str) -> torch.device:
 
 
 def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """The torch dtype of this name; `auto` is float32 on a CPU and the stored dtype elsewhere."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else stored
     if dtype not in DTYPES:
@@ -257,19 +268,15 @@ def _dtype(dtype: str, device: torch.device, stored: torch.dtype) -> torch.dtype
     return DTYPES[dtype]
 
 
-def _few(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
+    """The first three names of a list and how many more there are, for an error."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return (text.splitlines() or [type(error).__name__])[0].rstrip(" :")
 
 
 @Shared
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own progress bars and load reports off a user's screen."""
+    """Inside, transformers shows neither progress bars nor load reports."""
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.logging.disable_progress_bar()

@@ -16,63 +16,37 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffmem.cells import check_layer, parse_layers
-from ffmem.errors import FfmemError, ModelError
-from ffmem.model.activation import Activation, Watch
-from ffmem.model.adaptive.bands import AdaptiveSoftmax
-from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
+from ffmem.errors import ModelError
+from ffmem.model.activation import Activation, ActivationFinder
 from ffmem.model.families import Family
 from ffmem.model.process import alone
-from ffmem.model.spots import Hook, hooked, module_at, record_spot, spots_of, touched
+from ffmem.model.spots import Hook, LayerTensors, Recording, hooked, module_at, record_spot, spots_of, touched
 from ffmem.model.vocabulary import SoftmaxVocabulary, Vocabulary
 from ffmem.text import quoted
 
 Visit = Callable[[int, Tensor], None]
 NO_LIMIT = 1 << 20
-"""Longest text fed to a model that states no limit of its own."""
-SHORT, NARROW = 64, 64
-"""Tokens and width of a head up to which the memory-efficient kernel, with its smaller tiles, is the faster one."""
+"""How many tokens are fed at most to a model whose config states no limit."""
+SHORT_ROWS, NARROW_HEADS = 64, 64
+"""Up to so many tokens and such a width of a head torch's memory-efficient attention is faster than its flash attention."""
 
 
 class _Stop(BaseException):
-    """Raised inside a forward once the last wanted layer has been read.
+    """Raised inside a forward to end it once the last wanted layer has been read.
 
-    No `Exception`: on one of those torch goes through the hooks of every module around, which other threads may change.
+    It is no `Exception`: on those torch walks the hooks of all modules around, which other threads may be changing.
     """
 
 
 class _UnderWay(threading.local):
-    """The shape of the ids of a reader's forward that this thread is making, while it is in the model."""
+    """The forward of a reader that this thread is in: the shape of its token ids, or None outside such a forward."""
 
     shape: tuple[int, ...] | None = None
 
 
-@dataclass
-class Recording:
-    """What flowed through every layer in one forward: a list entry a layer."""
-
-    m: list[Float[Tensor, "batch pos cells"]]
-    product: list[Float[Tensor, "batch pos d"]]
-    """The value matrix's own output, m·V + b, in front of any norm behind it."""
-    r: list[Float[Tensor, "batch pos d"]]
-    y: list[Float[Tensor, "batch pos d"]]
-    o: list[Float[Tensor, "batch pos d"]]
-    logits: Float[Tensor, "batch pos vocab"]
-
-
-@dataclass
-class Places:
-    """The same at one place of each row."""
-
-    m: list[Float[Tensor, "batch cells"]]
-    product: list[Float[Tensor, "batch d"]]
-    r: list[Float[Tensor, "batch d"]]
-    y: list[Float[Tensor, "batch d"]]
-    o: list[Float[Tensor, "batch d"]]
-
-
 @dataclass(repr=False)
 class MemoryModel:
-    """A Hugging Face model, its tokenizer and the row that says where its memories are."""
+    """A Hugging Face model with its tokenizer and its family, which says where its keys, values and coefficients are."""
 
     model: Any
     tokenizer: Any
@@ -81,7 +55,7 @@ class MemoryModel:
     revision: str | None = None
     found_by_shape: bool = False
     trust_remote_code: bool = False
-    """Whether it was loaded with code of its own."""
+    """Whether Python code that comes with the model may be run."""
     in_memory: bool = False
     """Whether a caller brought the model, so that it cannot be loaded again by its name."""
     fingerprint: Callable[[], str] = field(default=lambda: "", repr=False)
@@ -105,18 +79,22 @@ class MemoryModel:
 
     @cached_property
     def blocks(self) -> list[nn.Module]:
+        """The transformer's blocks, first layer first."""
         return list(module_at(self.model, self.family.blocks, "the blocks").children())
 
     @cached_property
     def value_modules(self) -> list[nn.Module]:
+        """The value matrix of each layer: the module whose input is the layer's coefficients."""
         return [module_at(block, self.family.value, "the value matrix") for block in self.blocks]
 
     @property
     def config(self) -> Any:
+        """The config of the language model, which in a model of pictures and text is a part of the whole."""
         return getattr(self.model.config, "text_config", None) or self.model.config
 
     @property
     def layers(self) -> int:
+        """The number of layers."""
         return len(self.blocks)
 
     @cached_property
@@ -126,24 +104,27 @@ class MemoryModel:
 
     @cached_property
     def d(self) -> int:
+        """The width of the stream, which every value has."""
         return _rows(self.value_modules[0]).shape[1]
 
     @property
     def device(self) -> torch.device:
+        """The device that token ids have to be on."""
         return next(self.model.get_input_embeddings().parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
         return self.value_modules[0].weight.dtype  # type: ignore[return-value]
 
     @property
     def dtype_name(self) -> str:
-        """`float32`, `bfloat16`, ..., as manifests hold it."""
+        """The dtype of the values as manifests hold it, such as `float32`."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def context(self) -> int:
-        """The longest sequence the model takes."""
+        """The number of tokens of the longest sequence that the model takes."""
         for name in ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"):
             limit = getattr(self.config, name, None)
             if isinstance(limit, int) and limit > 0:
@@ -152,7 +133,7 @@ class MemoryModel:
 
     @cached_property
     def bos(self) -> int | None:
-        """The token put first: the tokenizer's bos, else its eos, else none."""
+        """The id of the token put before a sentence: the tokenizer's bos, else its eos, else None."""
         for name in ("bos_token_id", "eos_token_id"):
             token = getattr(self.tokenizer, name, None)
             if token is not None:
@@ -180,13 +161,15 @@ class MemoryModel:
         return _rows(self.value_module(layer))
 
     def value_bias(self, layer: int) -> Float[Tensor, " d"] | None:
+        """The bias of a layer's value matrix (layers from 1), None if it has none."""
         return getattr(self.value_module(layer), "bias", None)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
+        """The projection of vectors onto the vocabulary: the network's own if it has one, else its unembedding's softmax."""
+        if own := getattr(self.model, "vocabulary_projection", None):
+            return own()  # type: ignore[no-any-return]
         unembedding = self.model.get_output_embeddings()
-        if isinstance(unembedding, AdaptiveSoftmax):
-            return AdaptiveVocabulary(self.model)
         if not isinstance(unembedding, nn.Linear):
             raise ModelError(f"{self.name}: expected a linear unembedding, found {type(unembedding).__name__}")
         divisor = getattr(self.config, "logits_scaling", None)
@@ -200,18 +183,18 @@ class MemoryModel:
 
     @torch.inference_mode()
     def find_activations(self) -> list[Activation | None]:
-        """The function that makes each layer's coefficients, where a pass may compute it in its own way.
+        """Each layer's activation function, None where a pass must not compute it in the model's place.
 
-        As the model is now: whoever changes coefficients in front of the values (`intervene`) leaves none.
+        The answer is that of the moment: while an `intervene` changes coefficients, it is None for every layer.
         """
         from ffmem.model.check import probe_ids
 
         if any(touched(value, before_only=True) for value in self.value_modules):
             return [None] * self.layers
-        watches = [Watch(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
-        with hooked(*(hook for watch in watches for hook in watch.hooks())):
+        finders = [ActivationFinder(block, value) for block, value in zip(self.blocks, self.value_modules, strict=True)]
+        with hooked(*(hook for finder in finders for hook in finder.hooks())):
             self.model.base_model(input_ids=probe_ids(self), use_cache=False)
-        return [watch.activation() for watch in watches]
+        return [finder.activation() for finder in finders]
 
     @contextmanager
     def reading(
@@ -220,22 +203,22 @@ class MemoryModel:
         layers: str | int | Iterable[int] | None = None,
         activating: Mapping[int, tuple[Activation, Callable[[Tensor], Tensor]]] | None = None,
     ) -> Iterator[Callable[[Tensor], None]]:
-        """Give `visit` every wanted layer's coefficients, layer by layer, in each forward made inside.
+        """Yield a forward that calls `visit(layer, coefficients)` for every wanted layer, in order.
 
-        Yields the forward: it takes token ids, padded on the right, and ends as soon as the last wanted layer has
-        been read, so neither that layer's values nor the vocabulary projection are computed. Padding needs no mask:
-        a causal model never looks right. Only this forward is read, in whatever thread it is called; any other forward
-        made meanwhile, by another thread or by `visit`, is as if nobody read.
+        The forward takes token ids, padded on the right, and ends as soon as the last wanted layer has been read, so
+        neither that layer's values nor the logits are computed. Padding needs no mask: a causal model never looks right.
+        Only this forward is read, in whatever thread it is called; any other forward made meanwhile, by another thread
+        or by `visit`, runs as if nobody read.
 
-        For a layer in `activating`, the function there is called in place of the activation: it gets what enters that and
-        returns the coefficients, which `visit` is not given.
+        For a layer in `activating`, the function there is called in place of the activation: it gets the activation's
+        input and returns the coefficients, and `visit` is not called.
         """
         wanted = parse_layers(layers, self.layers)
         activating = activating or {}
         under_way = _UnderWay()
 
         def aside(call: Callable[..., Any], *args: Any) -> Any:
-            """What `call` gives; a forward that it makes is not the one that is under way."""
+            """Call `call`, so that a forward made inside it is not taken for the one that is read."""
             shape, under_way.shape = under_way.shape, None
             try:
                 return call(*args)
@@ -276,24 +259,24 @@ class MemoryModel:
             yield forward
 
     def attending(self, columns: int) -> AbstractContextManager[None]:
-        """Attention as a pass over a corpus has it, for rows of so many tokens.
+        """A setting under which attention is computed without cuDNN on a GPU, for rows of this many tokens.
 
-        On a GPU not by cuDNN, which plans anew, for tens of milliseconds, at every new shape of a batch. How attention is
-        computed is set for the whole process: there one thread's forward waits for another's.
+        cuDNN plans for tens of milliseconds at every new shape of a batch. The setting is one of the whole process, so
+        that threads that hold it take turns.
         """
         if self.device.type != "cuda":
             return nullcontext()
         heads = getattr(self.config, "num_attention_heads", None)
         width = getattr(self.config, "head_dim", None) or (self.d // heads if isinstance(heads, int) else self.d)
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-        if columns <= SHORT and width <= NARROW:
+        if columns <= SHORT_ROWS and width <= NARROW_HEADS:
             order.reverse()
         return alone(sdpa_kernel([*order, SDPBackend.MATH], set_priority=True))
 
     def fed(self, ids: Any) -> Int[Tensor, "batch pos"]:
-        """Token ids on the model's device; a text, or an id that the model has no token for, is an error of one line.
+        """Token ids moved to the model's device; anything else, or an id without a token, is an error of one line.
 
-        Torch would only tell that an index is out of range; on a GPU, nothing could be computed any more.
+        Torch would only say that an index is out of range, and on a GPU nothing could be computed any more.
         """
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32) or not ids.numel():
             found = f"a tensor of {ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else quoted(ids)
@@ -303,23 +286,24 @@ class MemoryModel:
         if not ids.is_cuda:  # a look at what is there already would make the host wait for the GPU
             low, high = (int(end) for end in ids.aminmax())
             if low < 0 or high >= self.config.vocab_size:
-                odd = low if low < 0 else high
-                raise ModelError(f"expected token ids from 0 to {self.config.vocab_size - 1:,}, found {odd:,}")
+                outside = low if low < 0 else high
+                raise ModelError(f"expected token ids from 0 to {self.config.vocab_size - 1:,}, found {outside:,}")
         return ids.to(self.device)
 
     @torch.inference_mode()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos vocab"]:
+        """The logits of the model's own forward."""
         return self.model(input_ids=self.fed(ids), use_cache=False).logits
 
     @torch.inference_mode()
     def record(self, ids: Int[Tensor, "batch pos"]) -> Recording:
         """Everything that flows through every layer in one forward (see `Recording`)."""
-        kept, logits = self._recorded(self.fed(ids), lambda tensor: tensor, self.logits)
+        kept, logits = self.record_spots(self.fed(ids), self._layer_spots, lambda tensor: tensor, self.logits)
         return Recording(**kept, logits=logits)
 
     @torch.inference_mode()
-    def record_at(self, ids: Int[Tensor, "batch pos"], at: Int[Tensor, " batch"]) -> Places:
-        """What flows through every layer at one column of each row; the vocabulary projection is not computed."""
+    def record_at(self, ids: Int[Tensor, "batch pos"], at: Int[Tensor, " batch"]) -> LayerTensors:
+        """What flows through every layer at column `at` of each row; logits are not computed."""
         ids = self.fed(ids)
         if not isinstance(at, Tensor) or at.shape != ids.shape[:1]:
             raise ModelError(f"expected a column for each of {len(ids)} rows, as a tensor, found {quoted(at)}")
@@ -331,26 +315,22 @@ class MemoryModel:
         def forward(ids: Tensor) -> None:
             self.model.base_model(input_ids=ids, use_cache=False)
 
-        kept, _ = self._recorded(ids, pick, forward)
-        return Places(**kept)
+        kept, _ = self.record_spots(ids, self._layer_spots, pick, forward)
+        return LayerTensors(**kept)
 
-    def _recorded(
-        self, ids: Tensor, pick: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Any]
-    ) -> tuple[dict[str, list[Any]], Any]:
-        """Run `forward` and keep what `pick` takes from each layer's spots; also what the forward returns."""
-        spots = {
-            "m": f"{self.family.value}.in",
-            "product": f"{self.family.value}.out",
-            "r": self.family.r,
-            "y": self.family.y,
-            "o": self.family.o,
-        }
-        return self.record_spots(ids, spots, pick, forward)
+    @property
+    def _layer_spots(self) -> dict[str, str]:
+        """Where each tensor of `LayerTensors` flows through a block of this family."""
+        row = self.family
+        return {"m": f"{row.value}.in", "product": f"{row.value}.out", "r": row.r, "y": row.y, "o": row.o}
 
     def record_spots(
         self, ids: Tensor, spots: dict[str, str], pick: Callable[[Tensor], Tensor], forward: Callable[[Tensor], Any]
     ) -> tuple[dict[str, list[Any]], Any]:
-        """The same for any named spots of a block, such as {"r": "mlp.in"}: a list entry a layer."""
+        """Run `forward` and keep what `pick` takes at named spots of every block, such as {"r": "mlp.in"}.
+
+        Returns a list for each name, an entry a layer, and what the forward returned.
+        """
         shape = tuple(ids.shape)
         kept: dict[tuple[int, str], Tensor] = {}
         hooks = []
@@ -374,12 +354,12 @@ class MemoryModel:
 
     @property
     def has_norm(self) -> bool:
-        """Whether anything stands between the stream and the vocabulary."""
+        """Whether a norm is applied to the last layer's stream before it is projected onto the vocabulary."""
         return self.family.o != "block.out" or _optional(self.model, self.family.norm) is not None
 
     @torch.inference_mode()
-    def closed(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
-        """A vector of a layer's stream (r, y or o) as the next layer gets it: in a post-norm block, behind its own norm."""
+    def after_post_norm(self, h: Float[Tensor, "*batch d"], layer: int) -> Float[Tensor, "*batch d"]:
+        """A vector of a layer's stream (r, y or o) as the next layer gets it: a post-norm block applies its norm to it."""
         block = self.block(layer)
         if self.family.o == "block.out":
             return h
@@ -387,8 +367,8 @@ class MemoryModel:
         return block.get_submodule(path)(h)
 
     def generate(self, prompt: str, tokens: int = 20, *, bos: str = "auto") -> str:
-        """What the model writes behind a prompt: the most likely token, `tokens` times or up to the end of the text."""
-        from ffmem.model.prompts import greedy, prompt_ids
+        """The text that the model adds to a prompt: the most likely token, `tokens` times or up to the end of the text."""
+        from ffmem.model.tokens import greedy, prompt_ids
 
         first = [self.bos] if self.check_bos(bos) and self.bos is not None else []
         written = greedy(self, [*first, *prompt_ids(self, prompt, bos=bool(first), room=tokens)], tokens)
@@ -396,20 +376,13 @@ class MemoryModel:
 
     def check_bos(self, bos: str) -> bool:
         """Whether sentences start with the beginning-of-sentence token, for `auto`, `on` or `off`."""
+        from ffmem.model.tokens import check_bos
+
         return check_bos(bos, self.bos, self.name)
 
 
-def check_bos(bos: str, token: int | None, name: str) -> bool:
-    """The same for a model of this name whose beginning-of-sentence token is `token`."""
-    if bos not in ("auto", "on", "off"):
-        raise FfmemError(f"expected bos auto, on or off, found {bos!r}")
-    if bos == "on" and token is None:
-        raise FfmemError(f"{name}: the tokenizer has neither a bos nor an eos token; use bos off")
-    return bos != "off" and token is not None
-
-
 def _rows(module: nn.Module) -> Float[Tensor, "inputs outputs"]:
-    """A linear map's weight with a row an input: nn.Linear keeps it the other way round, GPT-2's Conv1D as it is."""
+    """A linear map's weight with a row for each input: that of nn.Linear transposed, that of GPT-2's Conv1D as it is."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     weight = weight.detach()
@@ -417,7 +390,7 @@ def _rows(module: nn.Module) -> Float[Tensor, "inputs outputs"]:
 
 
 def _optional(root: nn.Module, path: str | None) -> nn.Module | None:
-    """The module at `path`, or None where the config leaves it out."""
+    """The module at a dotted path of `root`, or None where the model was built without it."""
     if path is None:
         return None
     parent, _, name = path.rpartition(".")

@@ -12,27 +12,39 @@ from huggingface_hub import errors
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ffmem.errors import ModelError
-from ffmem.model.adaptive.fairseq import is_fairseq
 from ffmem.text import visible
 
 BUNDLED = {"wiki16": Path(__file__).with_name("wiki16")}
-"""Models that come with ffmem, by their names."""
-PATIENCE = 5.0
-"""Seconds for the hub to answer whether it has a model."""
-_FILES = (".gguf", ".pt", ".bin", ".safetensors", ".json", ".txt", ".tokens", ".gz", ".xz", ".zst", ".jsonl", ".parquet")
-"""What the name of a file ends with, and that of a model on the hub does not."""
+"""The folder of each model that comes with ffmem, by the model's name."""
+HUB_SECONDS = 5.0
+"""How long the hub may take to answer whether it has a model."""
+_ENDINGS = (
+    ".gguf",
+    ".pt",
+    ".bin",
+    ".safetensors",
+    ".json",
+    ".txt",
+    ".tokens",
+    ".gz",
+    ".xz",
+    ".zst",
+    ".jsonl",
+    ".parquet",
+)
+"""Endings of file names, which no name of a model on the hub has."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where transformers finds a model: the first argument of every `from_pretrained`, and the others."""
+class Location:
+    """Where transformers finds a model: `folder` (or a hub id) and keyword arguments for every `from_pretrained`."""
 
     folder: str
     arguments: dict[str, Any]
 
     @property
     def gguf(self) -> Path | None:
-        """The GGUF file, if it is one."""
+        """The path of the model's GGUF file; None for a model in any other format."""
         file = self.arguments.get("gguf_file")
         return Path(self.folder, file) if file else None
 
@@ -52,43 +64,50 @@ def known_name(source: str | Path) -> str:
         if path.is_file() and path.suffix != ".gguf":
             raise ModelError(f"expected a model folder or a .gguf file, found the file {visible(str(source))}")
         return str(path.resolve())
-    looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.lower().endswith(_FILES)
+    looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.lower().endswith(_ENDINGS)
     if looks_local or str(source).count("/") > 1 or "\\" in str(source):
         raise ModelError(f"expected a model folder or a .gguf file, found nothing at {visible(str(source))}")
     return str(source)
 
 
-def place_of(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Place:
-    """Where the model of this name, one that `known_name` gave, is to be read from.
+def locate(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Location:
+    """Where to read the model of a name that `known_name` gave; an error where it is neither on disk nor on the hub.
 
     Code that a folder brings with it is never run unless that is allowed: transformers is always told, and so never asks.
-    The hub is asked once and given a few seconds; where it is not reached, the cache has to do.
+    The hub is asked once and given a few seconds; if it does not answer, the model has to be in the cache.
     """
     arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision:
         arguments["revision"] = revision
     if name.endswith(".gguf"):
-        return Place(str(Path(name).parent), arguments | {"gguf_file": Path(name).name})
+        return Location(str(Path(name).parent), arguments | {"gguf_file": Path(name).name})
     folder = str(BUNDLED.get(name, name))
     if not Path(folder).is_dir():
-        return Place(folder, arguments | _on_hub(name, revision))
+        return Location(folder, arguments | _on_hub(name, revision))
     if not (Path(folder) / "config.json").is_file() and not is_fairseq(Path(folder)):
         raise ModelError(
             f"{visible(name)}: expected config.json and weights of a transformers model, or fairseq's model.pt and "
             "dict.txt, found no config.json"
         )
-    return Place(folder, arguments)
+    return Location(folder, arguments)
 
 
 def refuse_swapped(model: str, others: Sequence[str]) -> None:
-    """An error where a command's arguments are in the wrong order: a text stands for the model, and a model for the text."""
-    texts = model == "pocket" or any(sign.isspace() for sign in model) or model.lower().endswith(_FILES) or _is_file(model)
+    """Raise an error where a command's arguments are swapped: a text was given as the model, and a model as the text."""
+    texts = model == "pocket" or any(sign.isspace() for sign in model) or model.lower().endswith(_ENDINGS) or _is_file(model)
     for other in others:
         if texts and _is_model(other) and not _is_model(model):
             raise ModelError(f"{visible(other)} is a model and {visible(model)} a text: the other way round?")
 
 
+def is_fairseq(folder: Path) -> bool:
+    """Whether a folder holds a fairseq language model rather than a transformers one."""
+    files = ((folder / name).is_file() for name in ("model.pt", "dict.txt"))
+    return all(files) and not (folder / "config.json").exists()
+
+
 def _is_file(name: str) -> bool:
+    """Whether there is a file of this name; a name that the file system does not take is none."""
     try:
         return Path(name).expanduser().is_file()
     except (RuntimeError, OSError, ValueError):
@@ -103,7 +122,7 @@ def _is_model(name: str) -> bool:
 
 
 def _on_hub(name: str, revision: str | None) -> dict[str, Any]:
-    """The argument that keeps transformers to the cache where the hub is not reached; an error if neither has the model."""
+    """Arguments that keep transformers to the cache if the hub does not answer; an error if neither has the model."""
     try:
         validate_repo_id(name)
     except errors.HFValidationError as error:
@@ -112,7 +131,7 @@ def _on_hub(name: str, revision: str | None) -> dict[str, Any]:
             "found neither"
         ) from error
     try:
-        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=PATIENCE)
+        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
         return {}
     except errors.RepositoryNotFoundError:
         why = "not on the hub (or it is private: `hf auth login`)"

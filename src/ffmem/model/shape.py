@@ -1,4 +1,4 @@
-"""The shape of a model, by its config alone: no weights are read, so a model of any size has one anywhere."""
+"""The sizes that decide a model's cost, from its config alone: no weights are read, so the model may be of any size."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import transformers
 
 from ffmem.errors import ModelError
 from ffmem.model.adaptive.network import register
+from ffmem.model.config_check import empty_model
 from ffmem.model.families import FAMILIES
-from ffmem.model.gguf_file import parsed_once
 from ffmem.model.loading import quiet_transformers, read_config
 from ffmem.model.memories import MemoryModel
-from ffmem.model.names import known_name, place_of
-from ffmem.model.sizes import empty_model
+from ffmem.model.names import known_name, locate
+from ffmem.model.process import parsed_once
 from ffmem.text import visible
 
 _LLAMA3 = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128_256}
@@ -28,34 +28,34 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama3-70b": _LLAMA3
     | {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28_672, "num_attention_heads": 64},
 }
-"""Well-known shapes by name, as configs: for these nothing is read at all. The defaults of `adaptive_lm` are the paper's."""
+"""The configs of well-known shapes by name, which need no files. The defaults of `adaptive_lm` are the paper's model."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """All of a model that its cost depends on."""
+    """The sizes of a model that its cost depends on."""
 
     name: str
     layers: int
     d: int
     cells: list[int]
-    """Of each layer."""
+    """The number of cells of each layer."""
     gated: bool
     parameters: int
     block_parameters: int
-    """Of all blocks together."""
+    """The number of parameters of all blocks together."""
     last_value: int
-    """Those of the last value matrix, which a pass does not reach."""
+    """The number of parameters of the last value matrix, which a pass over a corpus does not reach."""
     attention: int
-    """Numbers that all heads together have for a position."""
+    """The width of all attention heads of a layer together."""
 
     def flops(self, length: int) -> float:
-        """Of the trunk up to the last layer's coefficients, for one position of a sentence of this length."""
+        """Floating-point operations a token up to the last layer's coefficients, in a sentence of `length` tokens."""
         return 2.0 * (self.block_parameters - self.last_value) + 4.0 * self.layers * length * self.attention
 
 
 def shape_of(model: str | Path) -> Shape:
-    """The shape of one of `SHAPES`, or of a model that `load_model` would find by this name.
+    """The shape of a model: one of `SHAPES`, or one that `load_model` would find by this name.
 
     >>> shape = shape_of("llama3-8b")
     >>> sum(shape.cells), shape.gated, shape.parameters
@@ -90,8 +90,8 @@ def _config(model: str | Path) -> tuple[Any, str]:
         return transformers.AutoConfig.for_model(**SHAPES[str(model)]), str(model)
     name = known_name(model)
     try:
-        place = place_of(name)
+        location = locate(name)
     except ModelError as error:
         raise ModelError(f"{error}; {', '.join(SHAPES)} can be planned for without files") from error
-    with parsed_once() if place.gguf else nullcontext():
-        return read_config(place, name), name
+    with parsed_once() if location.gguf else nullcontext():
+        return read_config(location, name), name

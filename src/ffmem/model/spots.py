@@ -1,4 +1,4 @@
-"""Spots: the tensors at named places of a block, and hooks there, each its own thread's, always taken off again."""
+"""Spots: the tensors that flow through named points of a block, and hooks that read them, each for its own thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,38 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ffmem.errors import ModelError
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5}
-"""Relative error that rounding may leave between two ways to compute the same tensor."""
+"""The relative error that rounding may leave between two ways to compute one tensor in full precision."""
 HALF_TOLERANCE = 2e-2
-"""The same in bfloat16 and float16."""
+"""The relative error that rounding may leave between two ways to compute one tensor in bfloat16 or float16."""
+
+
+@dataclass
+class LayerTensors:
+    """What flowed through every layer in one forward, a list entry a layer: at all positions, or at one of each row."""
+
+    m: list[Float[Tensor, "*batch cells"]]
+    """Each layer's coefficients."""
+    product: list[Float[Tensor, "*batch d"]]
+    """The output of each value matrix, m·V + b, before any norm that the block may apply to it."""
+    r: list[Float[Tensor, "*batch d"]]
+    """The residual stream that each feed-forward layer is added to."""
+    y: list[Float[Tensor, "*batch d"]]
+    """What each feed-forward layer adds to the stream."""
+    o: list[Float[Tensor, "*batch d"]]
+    """The stream behind each feed-forward layer, r + y."""
+
+
+@dataclass
+class Recording(LayerTensors):
+    """What flowed through every layer at all positions of a batch, and the logits that came of it."""
+
+    logits: Float[Tensor, "batch pos vocab"]
 
 
 def module_at(root: nn.Module, path: str, what: str) -> nn.Module:
@@ -29,34 +53,34 @@ def module_at(root: nn.Module, path: str, what: str) -> nn.Module:
     return found
 
 
-class _Mark(threading.local):
-    """Something of its own for every thread; its number may be that of an earlier one."""
+class _ThreadMark(threading.local):
+    """An object of each thread's own, by which it is known: a thread's number may have been that of an earlier thread."""
 
     def __init__(self) -> None:
         self.thread = object()
 
 
-_mark = _Mark()
+_mark = _ThreadMark()
 _changing = threading.RLock()
-"""Held while hooks are hung up or taken off, by a thread that may be collecting another's at that moment."""
+"""A lock for adding and removing hooks. A thread may take it twice: it may collect another reader's garbage meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """What is done when a module is called.
+    """A function that is called when a module is: before its forward (`in`), after it (`out`) or in its place (`instead`).
 
-    `in`: `call(module, args, kwargs)` may give other arguments, as such a pair. `out`: `call(module, args, output)` may
-    give another output. `instead`: `call(*args, **kwargs)` stands in for the module's forward.
+    `in`: `call(module, args, kwargs)` may return other arguments, as such a pair. `out`: `call(module, args, output)` may
+    return another output. `instead`: `call(*args, **kwargs)` returns what the module's forward would.
     """
 
     module: nn.Module
     side: Literal["in", "out", "instead"]
     call: Callable[..., Any]
 
-    def hung(self, acting: Callable[[], bool]) -> Any:
-        """Hang it up, for calls at which `acting` is true; `remove` of what is returned takes it off."""
+    def attach(self, acting: Callable[[], bool]) -> Any:
+        """Register the hook for calls at which `acting()` is true; returns a handle whose `remove` undoes it."""
         if self.side == "instead":
-            return _StandIn.put(self.module, _Guarded(self.call, acting))
+            return _StandIn.attach(self.module, _Guarded(self.call, acting))
         if self.side == "in":
             return self.module.register_forward_pre_hook(_Guarded(self.call, acting), with_kwargs=True)
         return self.module.register_forward_hook(_Guarded(self.call, acting))
@@ -64,10 +88,10 @@ class Hook:
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A hook that passes by calls that are none of its business.
+    """A hook that does nothing while `acting()` is false.
 
-    Torch looks up a module's hooks first and how to call each later: in between another thread may have hung it up or
-    taken it off, so that it is called without keyword arguments, or when all is over.
+    Torch collects a module's hooks first and looks up how to call each later: if another thread adds or removes the hook in
+    between, it is called without keyword arguments, or after it was removed.
     """
 
     call: Callable[..., Any]
@@ -78,16 +102,16 @@ class _Guarded:
 
 
 class _StandIn:
-    """A module's forward while there are others in its place: each acts in its own thread, the module's in all others."""
+    """A module's forward while hooks stand in its place: each acts in its own thread, the module's own in all others."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.before = vars(module).get("forward")
-        """One that was put on the module itself, as packages do that spread a model over devices."""
+        """A forward that was set on the module itself, as packages do that spread a model over devices."""
         self.others: tuple[_Guarded, ...] = ()
 
     @classmethod
-    def put(cls, module: nn.Module, other: _Guarded) -> _Handle:
+    def attach(cls, module: nn.Module, other: _Guarded) -> _Handle:
         stand_in = vars(module).get("forward")
         if not isinstance(stand_in, cls):
             stand_in = cls(module)
@@ -104,6 +128,8 @@ class _StandIn:
 
 @dataclass(frozen=True, eq=False)
 class _Handle:
+    """Removes a hook that stands in a module's place, and puts back the module's forward when the last such hook goes."""
+
     stand_in: _StandIn
     other: _Guarded
 
@@ -120,16 +146,17 @@ class _Handle:
 
 @contextmanager
 def hooked(*hooks: Hook, acting: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Run with hooks hung up; take every one of them off again, whatever happens.
+    """Register hooks inside, and remove every one of them at the end, whatever happens.
 
-    They act on calls made inside by the thread that came in, and on nobody else's; or, with `acting`, while that is true.
+    They act on calls that are made inside by the thread that entered, and on no other thread's; or, if `acting` is given,
+    while `acting()` is true.
     """
     here: object | None = _mark.thread
     handles: list[Any] = []
     try:
         with _changing:
             for hook in hooks:
-                handles.append(hook.hung(acting or (lambda: here is _mark.thread)))
+                handles.append(hook.attach(acting or (lambda: here is _mark.thread)))
         yield
     finally:
         here = None
@@ -139,7 +166,10 @@ def hooked(*hooks: Hook, acting: Callable[[], bool] | None = None) -> Iterator[N
 
 
 def touched(module: nn.Module, *, before_only: bool = False) -> bool:
-    """Whether anyone's hook acts on this thread's calls of a module, or a forward stands in place of its class's."""
+    """Whether a hook acts on this thread's calls of a module, or another forward stands in place of its class's.
+
+    With `before_only` only hooks that are called before the forward count.
+    """
     hooks = [*module._forward_pre_hooks.values(), *(() if before_only else module._forward_hooks.values())]
     forward = None if before_only else vars(module).get("forward")
     if isinstance(forward, _StandIn):
@@ -149,7 +179,7 @@ def touched(module: nn.Module, *, before_only: bool = False) -> bool:
 
 
 def first_tensor(value: object) -> Tensor | None:
-    """The tensor that a module takes or returns: itself, or the first of a tuple."""
+    """The tensor in a module's arguments or output: the value itself, or the first of a tuple; None if there is none."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (tuple, list)) and value:
@@ -172,7 +202,7 @@ def spots_of(expression: str) -> list[tuple[str, str]]:
 
 
 def record_spot(block: nn.Module, path: str, side: str, keep: Callable[[Tensor], None]) -> Hook:
-    """A hook that hands a copy of the spot's tensor to `keep` (models may change it in place later)."""
+    """A hook that gives `keep` a copy of the tensor at a spot of a block; a copy, because models may change it in place."""
     module = block if path == "block" else module_at(block, path, "a spot")
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -191,9 +221,9 @@ def record_spot(block: nn.Module, path: str, side: str, keep: Callable[[Tensor],
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what was expected, in float32, at the worst position.
+    """The norm of `found - expected` over the norm of `expected`, in float32, at the position where it is largest.
 
-    One vector with a huge norm, as many models have at their first token, must not hide the others.
+    Positions are compared one by one: the first token's vector has a huge norm in many models and would hide the others.
     """
     found, expected = found.float(), expected.float()
     size = torch.linalg.vector_norm(expected, dim=-1).clamp_min(torch.finfo(torch.float32).tiny)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ffmem.model.adaptive.tokenizer import WikiTokenizer, join_words, split_words, wiki_tokenizer
-from ffmem.model.pieces import token_texts
+from ffmem.model.tokens import vocabulary_texts
 
 MARKERS = {"@-@": "-", "@,@": ",", "@.@": "."}
 
@@ -204,7 +204,7 @@ def test_decoding_joins_words_and_skips_special_tokens_if_asked(tokenizer: WikiT
 
 def test_each_token_alone_shows_as_itself(tokenizer: WikiTokenizer) -> None:
     expected = ["<s>", "<pad>", "</s>", "<unk>", "the", ",", "@-@", "well", "known", "'s", "cat", ".", ""]
-    assert token_texts(tokenizer, 13) == expected
+    assert vocabulary_texts(tokenizer, 13) == expected
 
 
 def test_a_saved_tokenizer_comes_back_the_same(tokenizer: WikiTokenizer, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ffmem import build_index, values
-from ffmem.model import vocabulary as module
+from ffmem.model import scores as module
+from ffmem.model.adaptive import vocabulary as adaptive
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
@@ -75,16 +76,11 @@ def test_extremes_are_both_ends_of_a_full_sort(case, rows):
     close(found.suppressed_log_prob, expected.gather(1, found.suppressed))
 
 
-@pytest.mark.parametrize("how", ["scores", "chunks", "clouds"])
+@pytest.mark.parametrize("how", ["whole", "chunks"])
 def test_how_far_a_word_stands_out_is_told_by_the_log_probabilities_of_its_band(case, how, monkeypatch):
     vocabulary, h, expected = case
     if how == "chunks":
         monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2 * VOCABULARY)
-    elif how == "clouds":
-        if torch.cuda.is_available():
-            pytest.skip("on a GPU kernels cannot read what lies in the host's memory")
-        pytest.importorskip("triton")
-        monkeypatch.setattr(module, "can_tile", lambda device, elements, k=1: True)
     found = vocabulary.extremes(h, 25)
     bands = [part.double() for part in expected.split([20, 40, 41], 1)]
     z = torch.cat([(part - part.mean(1, keepdim=True)) / part.std(1, correction=0, keepdim=True) for part in bands], 1)
@@ -103,19 +99,19 @@ def test_a_rank_is_the_place_in_a_full_sort(case, rows):
     vocabulary, h, expected = case
     order = in_order(expected)
     for place in (0, 1, 30, 77, VOCABULARY - 1):
-        assert vocabulary.rank(h, order[:, place]).tolist() == [place + 1] * N
+        assert vocabulary.score_token(h, order[:, place]).rank.tolist() == [place + 1] * N
     mixed = torch.arange(N) * 11
     places = [order[row].tolist().index(token) + 1 for row, token in enumerate(mixed.tolist())]
-    assert vocabulary.rank(h, mixed).tolist() == places
+    assert vocabulary.score_token(h, mixed).rank.tolist() == places
 
 
-@pytest.mark.parametrize("call", ["top", "extremes", "rank"])
+@pytest.mark.parametrize("call", ["top", "extremes", "score_token"])
 def test_the_width_of_the_vocabulary_is_never_held_for_more_rows_than_a_chunk(case, rows, call, monkeypatch):
     vocabulary, h, _ = case
     seen = []
     pieces = AdaptiveVocabulary.pieces
     monkeypatch.setattr(AdaptiveVocabulary, "pieces", lambda self, h, **kw: seen.append(len(h)) or pieces(self, h, **kw))
-    getattr(vocabulary, call)(h, torch.arange(N) if call == "rank" else 2)
+    getattr(vocabulary, call)(h, torch.arange(N) if call == "score_token" else 2)
     assert max(seen) == rows
     assert sum(seen) == N
 
@@ -124,7 +120,7 @@ def test_no_vectors_have_no_words(case):
     vocabulary, h, _ = case
     assert vocabulary.top(h[:0], 2)[1].shape == (0, 2)
     assert vocabulary.extremes(h[:0], 2).promoted.shape == (0, 2)
-    assert vocabulary.rank(h[:0], torch.zeros(0, dtype=torch.long)).shape == (0,)
+    assert vocabulary.score_token(h[:0], torch.zeros(0, dtype=torch.long)).rank.shape == (0,)
 
 
 def test_more_words_than_there_are_gives_all_of_them(case):
@@ -142,10 +138,10 @@ def test_best_and_judge_are_those_of_a_full_sort_whether_tails_are_looked_into_o
     log_prob, ids = vocabulary.best(h)
     assert torch.equal(ids, in_order(expected)[:, 0])
     close(log_prob, expected.max(1).values)
-    judged = vocabulary.judge(h, token)
-    assert torch.equal(judged.top, ids)
-    close(judged.log_prob, expected.gather(1, token[:, None])[:, 0])
-    assert torch.equal(judged.rank, (in_order(expected) == token[:, None]).nonzero()[:, 1] + 1)
+    scored = vocabulary.score_token(h, token)
+    assert torch.equal(scored.top, ids)
+    close(scored.log_prob, expected.gather(1, token[:, None])[:, 0])
+    assert torch.equal(scored.rank, (in_order(expected) == token[:, None]).nonzero()[:, 1] + 1)
     assert {int((id >= torch.tensor([20, 60])).sum()) for id in ids} == {0, 1, 2}  # some are in each band
 
 
@@ -155,9 +151,15 @@ def test_a_tail_is_scored_only_for_rows_in_which_its_band_is_likely_enough(case,
     with torch.no_grad():
         head = softmax.head(h, tables).log_softmax(1)
     scored = []
-    tail = type(softmax).tail
-    counting = staticmethod(lambda h, band: scored.append((band.low, len(h))) or tail(h, band))
-    monkeypatch.setattr(type(softmax), "tail", counting)
+    lows = {band.words.weight.shape: band.low for band in list(tables)[1:]}
+    multiply = adaptive.multiply
+
+    def counting(h, words):
+        if words.shape in lows:
+            scored.append((lows[words.shape], len(h)))
+        return multiply(h, words)
+
+    monkeypatch.setattr(adaptive, "multiply", counting)
     vocabulary.best(h)
     # What the head gives, then what the first tail has lifted it to.
     first = head[:, 20] >= head[:, :20].max(1).values
@@ -216,17 +218,17 @@ def test_log_probs_worked_out_by_hand(planted):
 
 def test_equal_words_are_ranked_by_their_ids(planted):
     each = torch.arange(4)
-    assert planted.rank(along(0.0).expand(4, 4), each).tolist() == [1, 2, 3, 4]
-    assert planted.rank(along(1.0).expand(4, 4), each).tolist() == [1, 4, 2, 3]
-    assert planted.rank(along(-20.0).expand(4, 4), each).tolist() == [2, 1, 3, 4]
+    assert planted.score_token(along(0.0).expand(4, 4), each).rank.tolist() == [1, 2, 3, 4]
+    assert planted.score_token(along(1.0).expand(4, 4), each).rank.tolist() == [1, 4, 2, 3]
+    assert planted.score_token(along(-20.0).expand(4, 4), each).rank.tolist() == [2, 1, 3, 4]
 
 
 def test_a_longer_vector_has_another_top_word(planted):
     """1.1 x - log 2 is above x from x = 6.93 on: the ranking is not that of a direction."""
     assert planted.top(along(6.5), 1)[1].tolist() == [[0]]
     assert planted.top(along(7.5), 1)[1].item() in (2, 3)
-    assert planted.rank(along(6.5), torch.tensor([0])).tolist() == [1]
-    assert planted.rank(along(7.5), torch.tensor([0])).tolist() == [3]
+    assert planted.score_token(along(6.5), torch.tensor([0])).rank.tolist() == [1]
+    assert planted.score_token(along(7.5), torch.tensor([0])).rank.tolist() == [3]
 
 
 def test_a_vector_is_cast_to_the_weights_dtype_and_told_in_float32(case):

@@ -14,14 +14,14 @@ from torch.nn import functional
 from ffmem.model.adaptive.config import AdaptiveConfig, BandShape
 
 IGNORED = -100
-"""A target that counts for nothing, as everywhere in torch."""
+"""A target that adds nothing to the loss, as everywhere in torch."""
 
 Tail = tuple[Int[Tensor, " _rows"], Int[Tensor, " _rows"]]
-"""Which rows of a batch have their target in a tail band, and the target's place in that band."""
+"""The rows of a batch whose target is in one tail band, and for each the target's index in that band."""
 
 
 class Band(nn.Module):
-    """Words of about equal frequency: vectors of the band's width and their projection to the stream."""
+    """The vectors of a band of words of about equal frequency, and the projection from their width to the stream's."""
 
     def __init__(self, shape: BandShape, d: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Band(nn.Module):
 
 
 class AdaptiveInput(nn.Module):
-    """From token ids to the stream."""
+    """The adaptive input: maps token ids to vectors of the stream, scaled by sqrt(d)."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
         super().__init__()
@@ -58,9 +58,10 @@ class AdaptiveInput(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """From the stream to words. The head holds the most frequent words and a score for each tail band.
+    """The adaptive softmax: maps vectors of the stream to log-probabilities of words.
 
-    log p(word) = log p(band | h) + log p(word | band, h). Its tables are the input's; only `bands` is its own.
+    The head scores the most frequent words and each tail band: log p(word) = log p(band | h) + log p(word | band, h). Word
+    vectors are those of the `AdaptiveInput`, given at each call as `tables`; only `bands` is the softmax's own.
     """
 
     def __init__(self, config: AdaptiveConfig) -> None:
@@ -68,12 +69,12 @@ class AdaptiveSoftmax(nn.Module):
         self.bands = nn.Linear(config.hidden_size, len(config.bands) - 1, bias=False)
 
     def head(self, h: Float[Tensor, "*batch d"], tables: AdaptiveInput) -> Float[Tensor, "*batch head"]:
-        """Unnormalised scores: the first band's words, then the tail bands."""
+        """Unnormalised scores of the head: those of the first band's words, then one for each tail band."""
         return functional.linear(h, torch.cat([next(iter(tables)).words.weight, self.bands.weight]))
 
     @staticmethod
     def tail(h: Float[Tensor, "*batch d"], band: Band) -> Float[Tensor, "*batch words"]:
-        """Unnormalised scores of a tail band's words."""
+        """Unnormalised scores of the words of one tail band."""
         return functional.linear(h @ band.project.weight, band.words.weight)
 
     def forward(self, h: Float[Tensor, "*batch d"], tables: AdaptiveInput) -> Float[Tensor, "*batch vocab"]:
@@ -93,26 +94,26 @@ class AdaptiveSoftmax(nn.Module):
         tables: AdaptiveInput,
         tails: Sequence[Tail] | None = None,
     ) -> Float[Tensor, ""]:
-        """Summed -log p(target); only the rows whose target is in a tail band are sent through that band.
+        """The sum of -log p(target); a tail band is computed only for the rows whose target it holds.
 
-        `tails` may be given where the targets are known on the host, so that no one waits for the device.
+        `tails`, as `tails_of` gives them, may be made on the host, so that nothing waits for the device.
         """
         first, *rest = tables
         within = targets
         for number, band in enumerate(rest, first.high):
             within = torch.where((targets >= band.low) & (targets < band.high), number, within)
         total = functional.cross_entropy(self.head(h, tables).float(), within.long(), reduction="sum", ignore_index=IGNORED)
-        for band, (places, inside) in zip(rest, tails if tails is not None else tails_of(targets, rest), strict=True):
-            if len(places):
-                scores = self.tail(h[places], band).float()
+        for band, (rows, inside) in zip(rest, tails if tails is not None else tails_of(targets, rest), strict=True):
+            if len(rows):
+                scores = self.tail(h[rows], band).float()
                 total = total + functional.cross_entropy(scores, inside.long(), reduction="sum", ignore_index=IGNORED)
         return total
 
 
 def tails_of(targets: Int[Tensor, " n"], bands: Sequence[Band | BandShape]) -> list[Tail]:
-    """For each of these bands, the rows whose target it holds, and the target's place in it."""
+    """For each of these bands the rows whose target it holds, and those targets' indices in the band."""
     found = []
     for band in bands:
-        places = torch.nonzero((targets >= band.low) & (targets < band.high)).flatten()
-        found.append((places, targets[places] - band.low))
+        rows = torch.nonzero((targets >= band.low) & (targets < band.high)).flatten()
+        found.append((rows, targets[rows] - band.low))
     return found

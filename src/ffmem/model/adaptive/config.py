@@ -9,11 +9,12 @@ from typing import Any
 from transformers import PretrainedConfig
 
 MOST_CUTOFFS = 64
+"""The most cutoffs a config may have; a damaged one could ask for any number of bands."""
 
 
 @dataclass(frozen=True)
 class BandShape:
-    """Words `low` to `high` (excluded), the most frequent first, as vectors of `width`."""
+    """The words with ids from `low` up to `high` (excluded), the most frequent first, each a vector of `width` numbers."""
 
     low: int
     high: int
@@ -21,12 +22,15 @@ class BandShape:
 
     @property
     def size(self) -> int:
+        """The number of words in the band."""
         return self.high - self.low
 
 
 class AdaptiveConfig(PretrainedConfig):  # type: ignore[misc]
-    """Defaults are the paper's model. Words are cut into bands of frequency at `cutoffs`; each band is `factor` times
-    narrower than the one before.
+    """The config of an adaptive-input language model; its defaults are those of the paper's model.
+
+    Words are cut into bands of frequency at `cutoffs`; the vectors of each band are `factor` times narrower than those of
+    the band before.
 
     >>> [(band.size, band.width) for band in AdaptiveConfig().bands]
     [(20000, 1024), (40000, 256), (207744, 64)]
@@ -78,6 +82,7 @@ class AdaptiveConfig(PretrainedConfig):  # type: ignore[misc]
 
     @property
     def bands(self) -> list[BandShape]:
+        """The bands in the order of ids, the most frequent words first."""
         edges = [0, *self.cutoffs, self.vocab_size]
         widths = [self.hidden_size // self.factor**band for band in range(len(edges) - 1)]
         return [BandShape(low, high, width) for low, high, width in zip(edges, edges[1:], widths, strict=False)]

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from ffmem.errors import ModelError
 from ffmem.model.adaptive.config import AdaptiveConfig
-from ffmem.model.adaptive.dictionary import read_words
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.tokenizer import SPECIALS, WikiTokenizer, wiki_tokenizer
-from ffmem.model.archive import bytes_of_archive
+from ffmem.model.config_check import bytes_of_archive
 from ffmem.text import visible
 
 # What the network does, by fairseq's names: (argument, the value it stands for, what its absence meant to fairseq).
@@ -39,6 +38,8 @@ _FIXED: tuple[tuple[str, object, object], ...] = (
     ("decoder_layers_to_keep", None, None),
 )
 
+_DICTIONARY_LINE = re.compile(r"(?P<word>[^ ]+) -?\d+(?P<flag> #fairseq:overwrite)?")
+
 # Markers, and tables of sinusoids, which follow from the width.
 _IGNORED = {
     "decoder.version",
@@ -50,34 +51,12 @@ _IGNORED = {
 }
 
 
-def is_fairseq(folder: Path) -> bool:
-    """Whether a folder holds a fairseq language model rather than a transformers one."""
-    files = ((folder / name).is_file() for name in ("model.pt", "dict.txt"))
-    return all(files) and not (folder / "config.json").exists()
-
-
 def load_fairseq(folder: str | Path) -> tuple[AdaptiveLM, WikiTokenizer]:
-    """The model of a fairseq folder, in eval mode and in the dtype it was stored in, and its tokenizer."""
-    config, state, words = _read(Path(folder))
-    tokenizer = wiki_tokenizer(words, context=config.max_position_embeddings)
-    with torch.device("meta"):  # random numbers for 247M weights take longer than reading them
-        model = AdaptiveLM(config)
-    # Copies, so that the model does not hang on the mapped file.
-    model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
-    return model.eval(), tokenizer
+    """The model of a fairseq folder and its tokenizer, every argument and shape of the files checked.
 
-
-def read_checkpoint(folder: str | Path) -> tuple[AdaptiveConfig, dict[str, Tensor]]:
-    """Config and state dict of `AdaptiveLM`, every argument and shape checked.
-
-    Tensors keep the stored dtype (float32 where several are mixed). They may be views of the mapped file: copy
-    them before the file changes.
+    The model is in eval mode and in the dtype it was stored in, float32 where several dtypes are mixed.
     """
-    config, state, _ = _read(Path(folder))
-    return config, state
-
-
-def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
+    folder = Path(folder)
     path = folder / "model.pt"
     for file in (path, folder / "dict.txt"):
         if not file.is_file():
@@ -87,14 +66,20 @@ def _read(folder: Path) -> tuple[AdaptiveConfig, dict[str, Tensor], list[str]]:
     _check_dictionary(stored, len(words), path)
     config = _config(arguments, vocabulary=len(SPECIALS) + len(words), path=path)
     _check_layers(stored, config.num_hidden_layers, path)
-    return config, _state(stored, config, path), words
+    state = _state(stored, config, path)
+    tokenizer = wiki_tokenizer(words, context=config.max_position_embeddings)
+    with torch.device("meta"):  # random numbers for 247M weights take longer than reading them
+        model = AdaptiveLM(config)
+    # Copies, so that the model does not hang on the mapped file.
+    model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+    return model.eval(), tokenizer
 
 
 # ---- the file
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Arguments and weights as they are stored. Nothing in the file can run: only plain values are unpickled."""
+    """Arguments and weights of a checkpoint as they are stored. Nothing in the file can run: only plain values are read."""
     try:
         size = bytes_of_archive(path)
         archive = zipfile.is_zipfile(path)  # files from before torch 1.6 are not, and cannot be mapped
@@ -131,7 +116,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _damaged_part(path: Path) -> str | None:
-    """The first part of an archive whose checksum is wrong; torch does not look."""
+    """The first part of an archive with a wrong checksum, None if all are right; torch does not look."""
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()
 
@@ -158,6 +143,43 @@ def _arguments(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     # A cfg names every option, and without an architecture that turns it on, pre-norm is off.
     return {"decoder_normalize_before": False, **model}
+
+
+# ---- the dictionary
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of fairseq's `dict.txt`, a word and its count a line, in the order of their ids.
+
+    The first word has id 4, after fairseq's four special tokens. Filler such as `madeupword0000` stays, because ids count
+    it. A word that comes again needs fairseq's `#fairseq:overwrite` flag: it is then read as the later id, and the earlier
+    one keeps its row under a name that no text can hold.
+    """
+    try:
+        # Not splitlines(): a word may hold characters that Python takes for line ends.
+        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise ModelError(f"{path}: expected fairseq's dictionary, found: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: expected UTF-8 text, found byte {error.start} that is not; download it again") from error
+    words: list[str] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        match = _DICTIONARY_LINE.fullmatch(line.rstrip("\r"))
+        if match is None:
+            raise ModelError(f"{path}, line {number}: expected `word count`, found {line[:60]!r}")
+        word = match["word"]
+        if word in SPECIALS:
+            raise ModelError(f"{path}, line {number}: expected a word, found {word}, which has an id of its own before them")
+        if word in seen:
+            if not match["flag"]:
+                raise ModelError(
+                    f"{path}, line {number}: expected a new word, found {word!r} again without the #fairseq:overwrite flag"
+                )
+            words[seen[word]] = f"{word} (overwritten, line {seen[word] + 1})"
+        seen[word] = len(words)
+        words.append(word)
+    return words
 
 
 # ---- the arguments
@@ -197,7 +219,7 @@ def _config(arguments: Mapping[str, Any], *, vocabulary: int, path: Path) -> Ada
 
 
 def _whole(arguments: Mapping[str, Any], name: str, path: Path) -> int:
-    """An argument that is a whole number above 0; factors are stored as floats."""
+    """The value of an argument that has to be a whole number above 0; fairseq stores factors as floats."""
     found = arguments.get(name)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 1 <= found < 2**31 or found % 1:
         known = (
@@ -208,7 +230,7 @@ def _whole(arguments: Mapping[str, Any], name: str, path: Path) -> int:
 
 
 def _cutoffs(arguments: Mapping[str, Any], name: str, path: Path) -> list[int]:
-    """Cut-offs from fairseq's "20000,60000" or a list."""
+    """The cutoffs of an argument, which is text such as "20000,60000" or a list of numbers."""
     found = arguments.get(name)
     parts = found.strip("[]() ").split(",") if isinstance(found, str) else found
     try:
@@ -247,7 +269,7 @@ def _state(stored: Mapping[str, Tensor], config: AdaptiveConfig, path: Path) -> 
 
 
 def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> None:
-    """The rows of all tables together are the dictionary; said first, because a wrong dict.txt is the likely mistake."""
+    """Raise an error where the word tables have more or fewer rows than the dictionary has words, the likeliest mistake."""
     rows = sum(tensor.shape[0] for key, tensor in stored.items() if re.fullmatch(_table(r"\d+", 0), key) and tensor.ndim)
     if rows and rows != len(SPECIALS) + words:
         raise ModelError(
@@ -257,7 +279,7 @@ def _check_dictionary(stored: Mapping[str, Tensor], words: int, path: Path) -> N
 
 
 def _check_layers(stored: Mapping[str, Tensor], layers: int, path: Path) -> None:
-    """The file's own layers, before names are made for those that its arguments tell of."""
+    """Raise an error where the arguments tell of more layers than the file has, before names are made for all of them."""
     found = {match[1] for key in stored if (match := re.match(r"decoder\.layers\.(\d+)\.", key))}
     if layers > len(found):
         raise ModelError(f"{path}: expected the {layers:,} layers of its decoder_layers, found tensors of {len(found):,}")
@@ -269,7 +291,7 @@ def _table(band: int | str, part: int) -> str:
 
 
 def _shapes(config: AdaptiveConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """For every tensor of the network its key in the file and its shape."""
+    """The key in the file and the shape of every tensor of the network, by the network's name for it."""
     d, cells = config.hidden_size, config.intermediate_size
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for number, band in enumerate(config.bands):
@@ -288,7 +310,7 @@ def _shapes(config: AdaptiveConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _ties(config: AdaptiveConfig) -> dict[str, str]:
-    """The softmax's copies and the tensors they are tied to. Both are stored alike: fairseq transposes when it runs."""
+    """The keys of the softmax's copies and the names of the tensors that they have to equal, stored in the same shape."""
     ties = {"decoder.adaptive_softmax.head.word_proj.weight": "model.embed.bands.0.words.weight"}
     for tail in range(len(config.cutoffs)):
         ties[f"decoder.adaptive_softmax.tail.{tail}.0.weight"] = f"model.embed.bands.{tail + 1}.project.weight"
@@ -297,7 +319,7 @@ def _ties(config: AdaptiveConfig) -> dict[str, str]:
 
 
 def _unpack_attention(left: dict[str, Tensor], config: AdaptiveConfig, path: Path) -> None:
-    """Until the end of 2019 queries, keys and values were one tensor, stacked in this order."""
+    """Split, within `left`, the tensors of files from before 2020, which hold queries, keys and values in one."""
     d = config.hidden_size
     for layer in range(config.num_hidden_layers):
         for kind, shape in (("weight", (3 * d, d)), ("bias", (3 * d,))):
@@ -313,7 +335,7 @@ def _unpack_attention(left: dict[str, Tensor], config: AdaptiveConfig, path: Pat
 
 
 def _take(left: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> Tensor:
-    """Remove a tensor from those left, its shape checked."""
+    """Remove the tensor at `key` from `left` and return it; an error if it is missing or has another shape."""
     if key not in left:
         raise ModelError(f"{path}: expected the key {key} of shape {list(shape)}, found none")
     tensor = left.pop(key)
@@ -325,7 +347,7 @@ def _take(left: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path)
 
 
 def _shown(value: object) -> str:
-    """A value of the file in a few words: it may be a list of lists of lists that are shared, or a number of 600 digits."""
+    """A value of the file, shortened: it may be a list of lists of shared lists, or a number of 600 digits."""
     short = reprlib.Repr()
     short.maxlevel = 2
     return visible(short.repr(value))

@@ -21,9 +21,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from ffmem.model.adaptive import rows
 from ffmem.model.adaptive.bands import IGNORED, AdaptiveInput, AdaptiveSoftmax, Tail
 from ffmem.model.adaptive.config import AdaptiveConfig
+from ffmem.model.vocabulary import Vocabulary
 
 FIRST_POSITION = 2
-"""Positions are counted behind the padding id, 1, as the original model does."""
+"""The number of the first position: the original model counts positions from behind the padding id, 1."""
 
 _OF_FILES = {
     "revision",
@@ -35,11 +36,11 @@ _OF_FILES = {
     "_commit_hash",
     "adapter_kwargs",
 }
-"""Arguments of `from_pretrained` that say where files are."""
+"""Arguments of `from_pretrained` that say where files are, which a model does not take."""
 
 
 def sinusoids(positions: Int[Tensor, "*batch pos"], d: int) -> Float[Tensor, "*batch pos d"]:
-    """Sines in the first half, cosines in the second, computed anew: nothing is stored, so no length is a limit."""
+    """Sinusoidal position vectors, sines first, then cosines. They are computed at every call, so no length is a limit."""
     half = d // 2
     rates = torch.exp(torch.arange(half, dtype=torch.float32, device=positions.device) * (-log(10000) / (half - 1)))
     angles = (positions + FIRST_POSITION)[..., None].float() * rates
@@ -47,7 +48,7 @@ def sinusoids(positions: Int[Tensor, "*batch pos"], d: int) -> Float[Tensor, "*b
 
 
 class IntoStream(nn.Linear):
-    """A linear map whose output is added to the stream."""
+    """A linear map whose output is added to the stream; it is a class of its own because its initial weights are smaller."""
 
 
 class Attention(nn.Module):
@@ -72,7 +73,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the memories: y = ReLU(norm(r)·K + b)·V + c, added to r. Names are the original model's."""
+    """A pre-norm block: attention, then the memories, y = ReLU(norm(r)·K + b)·V + c, added to r. Names are fairseq's."""
 
     def __init__(self, config: AdaptiveConfig, layer: int) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class Block(nn.Module):
 
 
 class AdaptivePreTrained(PreTrainedModel):  # type: ignore[misc]
-    """What the trunk and the language model share with every Hugging Face model."""
+    """The base of the trunk and of the language model: how they are loaded and initialised."""
 
     config_class = AdaptiveConfig
     base_model_prefix = "model"
@@ -98,7 +99,7 @@ class AdaptivePreTrained(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """As for every model; a folder without other weights may hold them as 8-bit rows."""
+        """Load as every Hugging Face model, or from 8-bit rows in a folder that holds no other weights."""
         if source is None or not rows.in_folder(Path(source)):
             return super().from_pretrained(source, *args, **kwargs)
         config = kwargs.pop("config", None) or cls.config_class.from_pretrained(source)
@@ -126,7 +127,7 @@ class AdaptivePreTrained(PreTrainedModel):  # type: ignore[misc]
 
 
 class AdaptiveTrunk(AdaptivePreTrained):
-    """The model without its softmax: ids to the stream behind the last block, which has no final norm."""
+    """The network without its softmax: maps token ids to the stream behind the last block; there is no final norm."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
         super().__init__(config)
@@ -190,14 +191,20 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):  # type: ignore[misc]
     def get_output_embeddings(self) -> nn.Module:
         return self.softmax
 
+    def vocabulary_projection(self) -> Vocabulary:
+        """The adaptive softmax as a projection of any vectors onto words; ffmem asks every model for it by this name."""
+        from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
+
+        return AdaptiveVocabulary(self)
+
     def log_probs(self, h: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch vocab"]:
-        """What a vector of the stream says about the next word."""
+        """Log-probabilities of the next word, in float32, for vectors of the stream."""
         return self.softmax(h, self.model.embed)
 
     def nll(
         self, h: Float[Tensor, "n d"], targets: Int[Tensor, " n"], tails: Sequence[Tail] | None = None
     ) -> Float[Tensor, ""]:
-        """Summed -log p of the targets, without the vocabulary's full width for any row but those that need it."""
+        """The sum of -log p(target) in float32; each row is projected only onto the head and the band of its target."""
         return self.softmax.nll(h, targets, self.model.embed, tails)
 
     def forward(
@@ -211,7 +218,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):  # type: ignore[misc]
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        # `generate` gives what a forward names: positions and the mask have to be named.
+        # `generate` passes only arguments that a forward names, so positions and the mask have to be named.
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -236,7 +243,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):  # type: ignore[misc]
 
 @cache
 def register() -> None:
-    """Let transformers' Auto classes know the model. Called where models are loaded: nothing happens at import."""
+    """Register the model with transformers' Auto classes. It is called where models are loaded: imports have no effects."""
     from ffmem.model.adaptive.tokenizer import WikiTokenizer
 
     AutoConfig.register(AdaptiveConfig.model_type, AdaptiveConfig, exist_ok=True)

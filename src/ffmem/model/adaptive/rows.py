@@ -1,4 +1,4 @@
-"""Weights in a quarter of their size: every row of a matrix as 8-bit numbers and one scale."""
+"""Weights in a quarter of their float32 size: every row of a matrix as 8-bit numbers and one scale."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ffmem.errors import ModelError
 
 FILE = "rows8.safetensors"
 SCALE = ":scale"
-"""Behind a matrix's name, the name of its rows' scales."""
+"""What is appended to a matrix's name to name the scales of its rows."""
 
 
 def to_rows(weight: Float[Tensor, "rows width"]) -> tuple[Int8[Tensor, "rows width"], Float[Tensor, " rows"]]:
-    """The nearest 8-bit numbers under each row's own scale, whose largest entry becomes 127.
+    """Each row as 8-bit numbers and a scale, chosen so that the row's largest entry becomes 127.
 
     >>> to_rows(torch.tensor([[0.5, -1.0], [0.0, 0.0]]))[0].tolist()
     [[64, -127], [0, 0]]
@@ -28,11 +28,12 @@ def to_rows(weight: Float[Tensor, "rows width"]) -> tuple[Int8[Tensor, "rows wid
 
 
 def from_rows(numbers: Int8[Tensor, "rows width"], scale: Float[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
+    """The float32 matrix of 8-bit rows and their scales."""
     return numbers.float() * scale[:, None]
 
 
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as rows; vectors, which are few, in float32."""
+    """Weights by name as they are stored: matrices as 8-bit rows and scales, vectors, which are few, in float32."""
     packed = {}
     for name, tensor in weights.items():
         if tensor.dim() == 2:
@@ -43,7 +44,7 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in float32."""
+    """The float32 weights by name of what `pack` gave; an error if a matrix and its scales do not fit."""
     alone = [name for name, part in packed.items() if part.dtype == torch.int8 and name + SCALE not in packed]
     if alone:
         raise ModelError(f"expected a scale for every row, found none for {alone[0]} in {FILE}; write the folder again")
@@ -62,13 +63,15 @@ def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def in_folder(folder: Path) -> bool:
-    """Whether rows are the weights of a folder: weights that were saved beside them later go first."""
+    """Whether a folder's weights are 8-bit rows: other weights that were saved beside them later take precedence."""
     return (folder / FILE).is_file() and not any(folder.glob("model*.safetensors*"))
 
 
 def save_rows(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write weights to a folder as 8-bit rows."""
     safetensors.torch.save_file(pack(weights), folder / FILE, {"format": "pt"})
 
 
 def load_rows(folder: Path) -> dict[str, Tensor]:
+    """The float32 weights of a folder that holds 8-bit rows."""
     return unpack(safetensors.torch.load_file(folder / FILE))

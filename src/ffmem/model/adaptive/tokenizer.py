@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-"""Ids 0 to 3, in the order of fairseq's dictionaries; words follow."""
+"""The tokens with ids 0 to 3, in the order of fairseq's dictionaries; words follow."""
 
 _MARKERS = {"@-@": "-", "@,@": ",", "@.@": "."}
 
@@ -106,7 +106,7 @@ def wiki_tokenizer(words: Sequence[str], context: int = 512) -> WikiTokenizer:
 
 
 class WikiTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
-    """Words of WikiText to ids and back; offsets are those of the raw text.
+    """A fast tokenizer between text and ids of WikiText's words; its offsets are those of the raw text.
 
     It has no `__init__` of its own: transformers would then rebuild a loaded tokenizer without its rules.
     """
@@ -148,12 +148,13 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def _join(words: list[str]) -> str:
+    """Readable text of words without special tokens, which splits into the same words again where that is possible."""
     glued = _glue(words)
-    wanted = _places(words)
+    wanted = _offsets(words)
     while any(glued):
         text = _write(words, glued)
-        found = set(_places(split_words([text])[0]))
-        wrong = {number for number, place in enumerate(wanted) if place not in found}
+        found = set(_offsets(split_words([text])[0]))
+        wrong = {number for number, offset in enumerate(wanted) if offset not in found}
         if not wrong:
             return text
         # Where the text would be split otherwise, spaces go back in: 'vitamin C .' is not 'vitamin C.', an initial.
@@ -167,20 +168,20 @@ def _join(words: list[str]) -> str:
 
 
 def _write(words: list[str], glued: list[bool]) -> str:
-    """Text with no space where `glued`, which says so of each pair of neighbours."""
+    """The text of some words, without a space between the neighbours of which `glued` is true."""
     inner = [before and after for before, after in zip([False, *glued], [*glued, False], strict=True)]
     shown = [_MARKERS.get(word, word) if within else word for word, within in zip(words, inner, strict=True)]
     spaces = ["" if glue else " " for glue in glued]
     return "".join(piece for pair in zip(shown, [*spaces, ""], strict=True) for piece in pair)
 
 
-def _places(words: Sequence[str]) -> list[tuple[int, str]]:
+def _offsets(words: Sequence[str]) -> list[tuple[int, str]]:
     """Each word with the number of characters before it, spaces apart; a marker counts as the character it stands for."""
-    places, position = [], 0
+    offsets, position = [], 0
     for word in words:
-        places.append((position, word))
+        offsets.append((position, word))
         position += 1 if word in _MARKERS else len(word)
-    return places
+    return offsets
 
 
 def _glue(words: list[str]) -> list[bool]:

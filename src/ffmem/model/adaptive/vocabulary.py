@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -11,22 +11,13 @@ from torch import Tensor
 
 from ffmem.model.adaptive.bands import Band
 from ffmem.model.adaptive.network import AdaptiveLM
-from ffmem.model.spread import Cloud
-from ffmem.model.vocabulary import (
-    ChunkedVocabulary,
-    Offsets,
-    Piece,
-    Product,
-    Readout,
-    Scored,
-    log_sum_exp,
-    multiply,
-)
+from ffmem.model.scores import Piece, Scored, multiply
+from ffmem.model.vocabulary import Readout, Vocabulary
 
 
 @dataclass(frozen=True)
-class AdaptiveVocabulary(ChunkedVocabulary):
-    """log p(band) + log p(word | band). Unlike a plain softmax's, its ranking changes with a vector's length."""
+class AdaptiveVocabulary(Vocabulary):
+    """The projection log p(band) + log p(word | band). Unlike a plain softmax's, its ranks change with a vector's length."""
 
     model: AdaptiveLM
 
@@ -38,59 +29,30 @@ class AdaptiveVocabulary(ChunkedVocabulary):
     def leading(self) -> int:
         return next(iter(self.model.model.embed)).high
 
-    @property
-    def norm(self) -> None:
-        """The model has no final norm."""
-        return
-
     def pieces(self, h: Float[Tensor, "n d"], *, norm: bool) -> list[Piece]:
-        """A piece a band, a tail's words never likelier than the band itself. `norm` changes nothing."""
+        """A piece for each band, whose own probability is its ceiling. `norm` is ignored: there is no final norm."""
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype)
-        # Apart from each other: the head's table need not be put together for every chunk of rows.
+        # Two products: for one, the head's table would have to be concatenated for every chunk of rows.
         words, bands = multiply(h, first.words.weight), multiply(h, softmax.bands.weight)
-        below = torch.logaddexp(log_sum_exp(words), bands.logsumexp(1))
+        below = torch.logaddexp(words.logsumexp(1), bands.logsumexp(1))
 
         def frequent(rows: Tensor | None) -> Scored:
             return Scored(0, words, -below) if rows is None else Scored(0, words[rows], -below[rows])
 
         def rare(band: Band, log_prob: Tensor, rows: Tensor | None) -> Scored:
             some = h if rows is None else h[rows]
-            scores = (
-                multiply(some @ band.project.weight, band.words.weight) if h.is_cuda else softmax.tail(some, band).float()
-            )
-            return Scored(band.low, scores, (log_prob if rows is None else log_prob[rows]) - log_sum_exp(scores))
+            scores = multiply(some @ band.project.weight, band.words.weight)
+            return Scored(band.low, scores, (log_prob if rows is None else log_prob[rows]) - scores.logsumexp(1))
 
         found = [Piece(0, first.high, torch.zeros_like(below), frequent)]
         for band, log_prob in zip(rest, (bands - below[:, None]).T, strict=True):
             found.append(Piece(band.low, band.high - band.low, log_prob, partial(rare, band, log_prob)))
         return found
 
-    def products(self, h: Float[Tensor, "n d"], *, norm: bool) -> tuple[list[Product], Offsets]:
-        softmax, (first, *rest) = self.model.softmax, self.model.model.embed
-        h = h.to(softmax.bands.weight.device, softmax.bands.weight.dtype).contiguous()
-        found = [Product(0, h, first.words.weight)]
-        found += [Product(band.low, h @ band.project.weight, band.words.weight) for band in rest]
-        bands = multiply(h, softmax.bands.weight)
-
-        def offsets(normalisers: Tensor) -> Tensor:
-            below = torch.logaddexp(normalisers[:, 0], bands.logsumexp(1))[:, None]
-            return torch.cat([-below, bands - below - normalisers[:, 1:]], dim=1)
-
-        return found, offsets
-
-    @property
-    def lows(self) -> list[int]:
-        return [band.low for band in self.model.model.embed]
-
-    @cached_property
-    def clouds(self) -> list[Cloud]:
-        with torch.inference_mode():
-            return [Cloud.of(band.words.weight) for band in self.model.model.embed]
-
     @torch.inference_mode()
     def readouts(self, token: Int[Tensor, " n"]) -> tuple[Readout, ...]:
-        """The score in the head, of the word or, for a rare one, of its band; and a rare word's score inside its band."""
+        """The head's score of each word or, for a rare word, of its band; and the score of a rare word inside its band."""
         softmax, (first, *rest) = self.model.softmax, self.model.model.embed
         token = token.to(softmax.bands.weight.device)
         head = first.words.weight[token.clamp(max=first.high - 1)].float()

@@ -5,7 +5,7 @@ import transformers
 from transformers import AutoConfig
 
 from ffmem.errors import ModelError
-from ffmem.model.kinds import READ
+from ffmem.model.config_check import READ
 from ffmem.model.loading import load_model
 from tests.tiny import tiny_model
 

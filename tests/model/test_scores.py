@@ -1,26 +1,19 @@
-"""The kernels that find both ends of all scores, against a full stable sort: on a GPU, or else in Triton's interpreter."""
+"""Both ends of all scores and the ranks of words, against a full stable sort: on a GPU where there is one."""
 
 import pytest
 import torch
 from torch import nn
 
-from ffmem.model import vocabulary as module
+from ffmem.model import scores as module
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM
 from ffmem.model.adaptive.vocabulary import AdaptiveVocabulary
-from ffmem.model.vocabulary import Extremes, Product, SoftmaxVocabulary
+from ffmem.model.scores import Scored, first
+from ffmem.model.vocabulary import Extremes, SoftmaxVocabulary
 
-tiles = pytest.importorskip("ffmem.model.tiles")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
-"""Of which the interpreter knows only the second one."""
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 K = 7
-
-
-@pytest.fixture
-def everywhere(monkeypatch):
-    """The kernels are taken, whatever the device and however few the scores."""
-    monkeypatch.setattr(module, "can_tile", lambda *_: True)
 
 
 def coarse(*shape, seed, step=4, dtype=torch.float32):
@@ -54,7 +47,7 @@ def softmax(size, d=6, seed=0, **settings):
 
 
 def adaptive(d=64, cutoffs=(300, 900), size=1500, dtype=HALF):
-    """Bands of 300 words of width 64, 600 of 16 and 600 of 4: of the last, the scores are kept."""
+    """Bands of 300 words of width 64, 600 of 16 and 600 of 4."""
     config = AdaptiveConfig(
         vocab_size=size,
         hidden_size=d,
@@ -79,22 +72,17 @@ def few_entries(n, d, seed=1):
     return (torch.randint(-1, 2, (n, d), generator=chance) * (torch.rand(n, d, generator=chance) < 0.3)).float().to(DEVICE)
 
 
-@pytest.mark.parametrize("size", [5000, 8192, 40], ids=["ragged", "even", "fewer-tiles-than-k"])
-@pytest.mark.slow
-def test_kept_scores_give_both_ends_of_a_full_sort_ties_included(size, everywhere):
+@pytest.mark.parametrize("size", [5000, 8192, 40], ids=["ragged", "even", "fewer-blocks-than-k"])
+def test_both_ends_are_those_of_a_full_sort_ties_included(size):
     vocabulary, h = softmax(size), coarse(5, 6, seed=1)
-    scores = vocabulary.products(h, norm=False)[0][0].scores()
+    scores = vocabulary.unembedding(h).detach()
     found = vocabulary.extremes(h, K)
     assert_sorted(found, scores - scores.double().logsumexp(1, keepdim=True).float())
     ordered = found.promoted_log_prob
     assert (ordered[:, 1:] == ordered[:, :-1]).any()  # there are ties
-    if size > 4096:
-        ends = tiles.ends(*vocabulary.products(h, norm=False)[:1], K, None)
-        assert ends.sure.all()  # nothing was left to the plain way
-        torch.testing.assert_close(ends.normalisers[:, 0], scores.logsumexp(1))
 
 
-def test_a_bias_a_scale_and_a_cap_are_part_of_the_scores(everywhere):
+def test_a_bias_a_scale_and_a_cap_are_part_of_the_scores():
     vocabulary, h = softmax(5000, scale=0.5, softcap=3.0), coarse(4, 6, seed=1)
     vocabulary.unembedding.bias = nn.Parameter(coarse(5000, seed=3))
     logits = torch.tanh(vocabulary.unembedding(h).double() * 0.5 / 3) * 3
@@ -105,12 +93,8 @@ def test_a_bias_a_scale_and_a_cap_are_part_of_the_scores(everywhere):
     close(found.suppressed_log_prob.double(), in_order(expected, K, False)[1])
 
 
-@pytest.mark.slow
-def test_bands_that_are_narrow_are_never_written_and_give_the_same(everywhere):
+def test_both_ends_are_found_among_the_words_of_all_bands():
     vocabulary, h = adaptive(), few_entries(6, 64)
-    products, offsets = vocabulary.products(h, norm=False)
-    assert [tiles.is_kept(product) for product in products] == [False, False, True]
-    assert tiles.ends(products, K, offsets).sure.sum() > 3  # most were not left to the plain way
     log_probs = vocabulary.log_probs(h)
     found = vocabulary.extremes(h, K)
     assert_sorted(found, log_probs)
@@ -122,41 +106,41 @@ def test_bands_that_are_narrow_are_never_written_and_give_the_same(everywhere):
     assert bands == {0, 1, 2}
 
 
-@pytest.mark.slow
-def test_many_rows_share_the_second_product_of_a_tile(everywhere):
-    vocabulary, h = adaptive(), few_entries(70, 64, seed=5)
-    assert_sorted(vocabulary.extremes(h, 3), vocabulary.log_probs(h), k=3)
-
-
-def test_a_row_of_equals_is_told_and_left_to_the_plain_way(everywhere):
+def test_in_a_row_of_equals_the_smallest_ids_are_first_at_both_ends():
     vocabulary, h = softmax(5000), coarse(3, 6, seed=1)
     h[1] = 0
-    ends = tiles.ends(vocabulary.products(h, norm=False)[0], K, None)
-    assert ends.sure.tolist() == [True, False, True]
     found = vocabulary.extremes(h, K)
     assert found.promoted[1].tolist() == found.suppressed[1].tolist() == list(range(K))
     assert_sorted(found, vocabulary.log_probs(h))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
-def test_what_is_no_number_is_told():
+def test_what_is_no_number_harms_no_other_row():
     vocabulary, h = softmax(5000), coarse(3, 6, seed=1)
+    expected = vocabulary.extremes(h, K)
     h[2, 0] = torch.nan
-    assert tiles.ends(vocabulary.products(h, norm=False)[0], K, None).sure.tolist() == [True, True, False]
+    found = vocabulary.extremes(h, K)
+    assert found.promoted_log_prob[2].isnan().all()
+    assert torch.equal(found.promoted[:2], expected.promoted[:2])
+    assert torch.equal(found.suppressed_z[:2], expected.suppressed_z[:2])
 
 
-def test_top_is_the_better_end_and_rows_come_in_chunks(everywhere, monkeypatch):
+def a_few_rows_at_a_time(monkeypatch, rows, size=5000):
+    for name in ("CHUNK_ELEMENTS", "GPU_CHUNK_ELEMENTS"):
+        monkeypatch.setattr(module, name, rows * size)
+
+
+def test_top_is_the_better_end_and_rows_come_in_chunks(monkeypatch):
     vocabulary, h = softmax(5000), coarse(4, 6, seed=1)
-    monkeypatch.setattr(module, "TILED_BYTES", 3 * tiles.room(vocabulary.products(h, norm=False)[0], 2))
+    a_few_rows_at_a_time(monkeypatch, 3)
     log_prob, ids = vocabulary.top(h, 2)
     expected, values = in_order(vocabulary.log_probs(h), 2, True)
     assert torch.equal(ids, expected)
     torch.testing.assert_close(log_prob, values)
 
 
-def assert_judged(vocabulary, h, token):
+def assert_scored(vocabulary, h, token):
     """As a full stable sort has it."""
-    found = vocabulary.judge(h, token)
+    found = vocabulary.score_token(h, token)
     log_probs = vocabulary.log_probs(h)
     order = log_probs.sort(stable=True, dim=1, descending=True).indices
     assert torch.equal(found.rank, (order == token[:, None]).nonzero()[:, 1] + 1)
@@ -167,40 +151,43 @@ def assert_judged(vocabulary, h, token):
 
 
 @pytest.mark.parametrize("make", [lambda: softmax(5000, d=64), adaptive], ids=["softmax", "adaptive"])
-@pytest.mark.parametrize("steps", [32, 3], ids=["one-program-a-row", "some-programs-a-row"])
-@pytest.mark.slow
-def test_a_words_rank_is_that_of_a_full_sort_ties_and_both_ends_of_every_band_included(make, steps, everywhere, monkeypatch):
-    monkeypatch.setattr(tiles, "STEPS", steps)
+def test_a_words_rank_is_that_of_a_full_sort_ties_and_both_ends_of_every_band_included(make):
     vocabulary = make()
     ends = [0, 127, 128, 255, 256, 299, 300, 301, 811, 812, 899, 900, 901, vocabulary.size - 1]
     token = torch.tensor([*ends, *range(7, vocabulary.size, vocabulary.size // 26)], device=DEVICE)
     h = few_entries(len(token), 64, seed=4)
-    products, offsets = vocabulary.products(h, norm=False)
-    assert tiles.standing(products, token, offsets if len(products) > 1 else None).sure.sum() > len(token) - 4
-    found = assert_judged(vocabulary, h, token)
+    found = assert_scored(vocabulary, h, token)
     assert found.rank.unique().numel() > 20
-    assert torch.equal(vocabulary.rank(h, token), found.rank)
 
 
-def test_a_row_of_equals_is_judged_the_plain_way_and_rows_come_in_chunks(everywhere, monkeypatch):
+def test_in_a_row_of_equals_a_rank_is_the_id_and_rows_come_in_chunks(monkeypatch):
     vocabulary, h = softmax(5000), coarse(5, 6, seed=1)
     h[3] = 0
-    monkeypatch.setattr(module, "TILED_BYTES", 2 * tiles.room(vocabulary.products(h, norm=False)[0], 1))
+    a_few_rows_at_a_time(monkeypatch, 2)
     token = torch.tensor([4999, 0, 17, 1234, 4], device=DEVICE)
-    assert tiles.standing(vocabulary.products(h, norm=False)[0], token, None).sure.tolist() == [
-        True,
-        True,
-        True,
-        False,
-        True,
-    ]
-    assert assert_judged(vocabulary, h, token).rank[3] == 1235
+    assert assert_scored(vocabulary, h, token).rank[3] == 1235
 
 
-def test_a_span_of_words_that_cannot_be_adds_nothing_to_a_normaliser():
-    scores = coarse(2, 9000, seed=1)
-    scores[1, :4096] = -torch.inf
-    torch.testing.assert_close(tiles.logsumexp(scores), scores.logsumexp(1))
+@pytest.mark.parametrize("size", [5000, 8192, 449, 448])
+@pytest.mark.parametrize("step", [1, 1000], ids=["many-equal", "few-equal"])
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_first_are_those_of_a_full_stable_sort(size, step, largest):
+    x = coarse(20, size, seed=3, step=step)
+    x[0] = x[0].sort().values  # neighbours are best: blocks of them, or one of each block
+    x[1] = x[0].flip(0)
+    x[2, :K] = x[2, -K:] = 99.0 if largest else -99.0
+    expected = x.sort(stable=True, dim=1, descending=largest)
+    values, places = first(x, K, largest)
+    assert torch.equal(values, expected.values[:, :K])
+    assert torch.equal(places, expected.indices[:, :K])
+
+
+def test_most_words_are_looked_at_in_blocks_alone(monkeypatch):
+    """A GPU's topk reads a row many times: it is given the best of each block, then k + 1 blocks and what is left over."""
+    topk, widths = torch.Tensor.topk, []
+    monkeypatch.setattr(torch.Tensor, "topk", lambda x, *args, **kw: widths.append(x.shape[1]) or topk(x, *args, **kw))
+    first(coarse(3, 32_007, seed=1), K, True)
+    assert widths == [1000, 32 * (K + 1) + 7]
 
 
 def test_zeros_of_both_signs_are_equal():
@@ -208,21 +195,19 @@ def test_zeros_of_both_signs_are_equal():
     scores[0, ::2] *= -1
     scores[0, 4000:4100] = 1 + torch.arange(100, device=DEVICE)
     scores[0, :K] = torch.tensor([-1.0, 101, -0.0, 102, -2, 103, -3])
-    product = Product(0, torch.zeros(1, 1, device=DEVICE), torch.zeros(5000, 1, device=DEVICE), lambda _: scores)
-    ends = tiles.ends([product], 4, None)
-    assert ends.ids[0, 0].tolist() == [5, 3, 1, 4099]
-    assert not ends.sure[0]  # too many zeros in front of the fourth smallest
+    assert first(scores, 4, True)[1].tolist() == [[5, 3, 1, 4099]]
+    assert first(scores, 4, False)[1].tolist() == [[6, 4, 0, 2]]
 
 
-def test_the_plain_way_breaks_ties_by_id_at_the_edge_too():
-    values, places = module._first(torch.tensor([[1.0, 3, 2, 3, 2, 2], [0, 0, 0, 0, 0, 1]]), 3, True)
+def test_equals_behind_a_piece_s_end_come_after_and_those_of_an_earlier_piece_before():
+    scores = torch.tensor([[1.0, 2, 2, 3]] * 5, device=DEVICE)
+    piece = Scored(10, scores, torch.zeros(5, device=DEVICE))
+    ids, log_prob = torch.tensor([9, 12, 14, 9, 14], device=DEVICE), torch.tensor([2.0, 2, 2, 3, 3], device=DEVICE)
+    assert piece.before(log_prob, ids).tolist() == [1, 2, 3, 0, 1]
+
+
+def test_ties_are_broken_by_place_at_the_edge_too():
+    values, places = first(torch.tensor([[1.0, 3, 2, 3, 2, 2], [0, 0, 0, 0, 0, 1]]), 3, True)
     assert places.tolist() == [[1, 3, 2], [5, 0, 1]]
     assert values.tolist() == [[3, 3, 2], [1, 0, 0]]
-    assert module._first(torch.tensor([[1.0, 3, 1, 3]]), 9, False)[1].tolist() == [[0, 2, 1, 3]]
-
-
-def test_the_kernels_are_for_gpus_and_many_scores():
-    assert not module.can_tile(torch.device("cpu"), 1 << 30, 50)
-    assert not module.can_tile(torch.device("cuda"), 1000, 50)
-    assert not module.can_tile(torch.device("cuda"), 1 << 30, 1000)
-    assert module.can_tile(torch.device("cuda"), 1 << 30, 50)
+    assert first(torch.tensor([[1.0, 3, 1, 3]]), 9, False)[1].tolist() == [[0, 2, 1, 3]]

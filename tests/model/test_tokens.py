@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ffmem.model.pieces import token_texts
+from ffmem.model.tokens import vocabulary_texts
 from tests.tiny import WORDS
 
 TEXT = "the river , the old city .\n the café don 't"
@@ -42,14 +42,14 @@ def metaspace():
 
 
 def test_a_word_level_token_is_its_word(tokenizer):
-    texts = token_texts(tokenizer, 101)
+    texts = vocabulary_texts(tokenizer, 101)
     assert texts == ["</s>", "<unk>", "<pad>", *WORDS, *[""] * (98 - len(WORDS))]
 
 
 @pytest.mark.parametrize("clean", [False, True], ids=["as-is", "clean-up"])
 def test_byte_level_tokens_joined_are_the_text_with_its_spaces(clean):
     tokenizer = byte_level(clean_up_tokenization_spaces=clean)
-    texts = token_texts(tokenizer, len(tokenizer))
+    texts = vocabulary_texts(tokenizer, len(tokenizer))
     assert "".join(texts[id] for id in tokenizer(TEXT).input_ids) == TEXT
     for token, text in [("Ġriver", " river"), ("the", "the"), ("Ġ,", " ,"), ("Ġcaf\u00c3\u00a9", " café"), ("Ċ", "\n")]:
         assert texts[tokenizer.convert_tokens_to_ids(token)] == text
@@ -58,12 +58,12 @@ def test_byte_level_tokens_joined_are_the_text_with_its_spaces(clean):
 
 def test_a_byte_that_is_no_character_is_told_as_one_that_cannot_be_shown():
     tokenizer = byte_level()
-    assert token_texts(tokenizer, 300)[tokenizer.convert_tokens_to_ids("\u00c3")] == "\ufffd"
+    assert vocabulary_texts(tokenizer, 300)[tokenizer.convert_tokens_to_ids("\u00c3")] == "\ufffd"
 
 
 def test_sentencepiece_tokens_keep_their_spaces_and_bytes():
     tokenizer = metaspace()
-    texts = dict(zip(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), token_texts(tokenizer, 500), strict=False))
+    texts = dict(zip(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), vocabulary_texts(tokenizer, 500), strict=False))
     assert texts["▁river"] == " river"
     assert texts["river"] == "river"
     assert texts["▁"] == " "
@@ -73,7 +73,7 @@ def test_sentencepiece_tokens_keep_their_spaces_and_bytes():
 
 def test_sentencepiece_tokens_joined_are_the_text():
     tokenizer = metaspace()
-    texts = token_texts(tokenizer, len(tokenizer))
+    texts = vocabulary_texts(tokenizer, len(tokenizer))
     ids = tokenizer("the river is great ! Hi").input_ids
     assert "".join(texts[id] for id in ids) == " the river is great ! Hi"
 
@@ -82,13 +82,13 @@ def test_sentencepiece_tokens_joined_are_the_text():
 @pytest.mark.parametrize("build", [byte_level, metaspace])
 def test_there_is_a_text_for_every_row_of_the_unembedding(build, size):
     tokenizer = build()
-    texts = token_texts(tokenizer, size)
+    texts = vocabulary_texts(tokenizer, size)
     assert len(texts) == size
-    whole = token_texts(tokenizer, len(tokenizer) + 3)
+    whole = vocabulary_texts(tokenizer, len(tokenizer) + 3)
     assert whole[-3:] == ["", "", ""]
     assert "" not in whole[:-3]
 
 
 def test_ids_behind_a_gap_in_the_vocabulary_keep_their_text():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 5}, unk_token="a")))
-    assert token_texts(tokenizer, 7) == ["a", "", "", "", "", "b", ""]
+    assert vocabulary_texts(tokenizer, 7) == ["a", "", "", "", "", "b", ""]

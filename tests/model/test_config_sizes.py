@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from ffmem.errors import ModelError
-from ffmem.model import sizes
-from ffmem.model.archive import bytes_of_archive
+from ffmem.model import config_check
+from ffmem.model.config_check import bytes_of_archive, refuse_larger_than_files, refuse_mad_sizes
 from ffmem.model.loading import load_model
-from ffmem.model.names import place_of
+from ffmem.model.names import locate
 from ffmem.model.shape import shape_of
-from ffmem.model.sizes import refuse_larger_than_files, refuse_mad_sizes
 from tests.tiny import VARIANTS, tiny_model
 
 
@@ -117,15 +116,15 @@ def test_sizes_that_do_not_go_together_are_one_line(with_config):
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_every_family_passes_with_its_own_weights(variant, save, monkeypatch):
     """The count is exact: with no slack left, nothing is refused, and a weight less is too few."""
-    monkeypatch.setattr(sizes, "SLACK", 0)
+    monkeypatch.setattr(config_check, "MISSING", 0)
     model = tiny_model(variant)
     refuse_mad_sizes(model.config.to_dict(), variant)
-    place = place_of(str(save(model)))
-    refuse_larger_than_files(model.config, variant, place)
+    location = locate(str(save(model)))
+    refuse_larger_than_files(model.config, variant, location)
     count = sum(one.numel() for one in model.parameters())
-    monkeypatch.setattr(sizes, "_held", lambda _: (count - 1) // 2)
+    monkeypatch.setattr(config_check, "_held", lambda _: (count - 1) // 2)
     with pytest.raises(ModelError, match="expected as many weights as the config says"):
-        refuse_larger_than_files(model.config, variant, place)
+        refuse_larger_than_files(model.config, variant, location)
 
 
 @pytest.mark.parametrize("claimed", [2**62, 500])
