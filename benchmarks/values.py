@@ -16,7 +16,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 
 from benchmarks.shared import add_result, measured_here
 from ffmem.corpus.ahead import ahead
-
 from ffmem.indexing.values import together
 from ffmem.model.adaptive.config import AdaptiveConfig
 from ffmem.model.adaptive.network import AdaptiveLM

@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ffmem import build_index
 from ffmem.errors import RunError
+from ffmem.progress import Reporter
 from ffmem.run import lock
 from ffmem.run.folder import RunFolder
 from ffmem.run.lock import WRITER, WriterFile

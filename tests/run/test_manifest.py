@@ -8,7 +8,7 @@ import pytest
 
 from ffmem import open_index
 from ffmem.errors import RunError
-from ffmem.run.manifest import Manifest, ManifestError, json_hash
+from ffmem.run.manifest import FORMAT, Manifest, ManifestError, json_hash
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_manifest_comes_back_as_it_was(manifest):
     ],
 )
 def test_an_altered_field_is_named_even_where_the_hash_was_made_anew(manifest, where, value, told):
-    whole = {**manifest.as_dict(), "format": 2}
+    whole = {**manifest.as_dict(), "format": FORMAT}
     part = whole
     for name in where[:-1]:
         part = part[name]
@@ -68,7 +68,7 @@ def test_any_part_may_be_missing_or_of_any_type_without_a_traceback(manifest):
 
     for path in paths(manifest.as_dict()):
         for value in [*chance.sample(odd, 4), "missing"]:
-            whole = json.loads(json.dumps({**manifest.as_dict(), "format": 2}))
+            whole = json.loads(json.dumps({**manifest.as_dict(), "format": FORMAT}))
             part = whole
             for name in path[:-1]:
                 part = part[name]

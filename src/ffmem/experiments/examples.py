@@ -21,7 +21,6 @@ from ffmem.experiments.experiment import EXAMPLES
 from ffmem.indexing.provenance import sample_of
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.run.manifest import MOST
 from ffmem.run.reader import Index
 from ffmem.run.results import check_request
 
@@ -106,7 +105,6 @@ def corpus_like(index: Index, encoder: Encoder, eval: Any = None) -> Corpus | No
         limit_tokens=manifest.settings.limit_tokens if own else None,
         sample=sample_of(manifest) if own else None,
         plain=manifest.settings.wikitext == "plain",
-        part_shards=MOST,  # as build_index has it, for now
     )
 
 
