@@ -27,7 +27,6 @@ from ffmem.indexing import gpu
 from ffmem.indexing.coefficients import DeviceBatch
 from ffmem.indexing.layer_statistics import LayerStatistics
 from ffmem.indexing.statistics import BUILT_IN
-from ffmem.model import tiles
 from ffmem.model.activation import Activation
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -119,9 +118,6 @@ def main() -> None:
     launch_filter(torch.float16, negative=True, statistics=True, activation=None)
     launch_filter(single, negative=True, statistics=True, activation=None)
     launch_filter(single, negative=False, statistics=False, activation=torch.nn.ReLU())
-    for width in (16, 64, 128, 256):
-        launch_tiles(width, half)
-    tiles.logsumexp(torch.zeros(2, 1000))
     print(json.dumps(list(compiled)))
 
 

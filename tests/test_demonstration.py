@@ -61,9 +61,9 @@ def test_the_demo_goes_from_the_model_to_the_report(gpt2_folder, tmp_path, monke
 
 
 def test_without_the_packages_that_draw_it_the_demo_says_how_to_get_the_report(tmp_path, monkeypatch, capsys, gpt2):
-    from ffmem.reports import drawing
+    from ffmem.experiments import charts
 
-    monkeypatch.setattr(drawing, "import_module", _missing)
+    monkeypatch.setattr(charts, "import_module", _missing)
     index = ffmem.build_index(gpt2, ["the king left ."], out=tmp_path / "run", unit="line", quiet=True)
     ffmem.experiments.activity(gpt2, index, examples=1, quiet=True)
     assert demonstration._page(index) is None

@@ -145,8 +145,8 @@ def test_the_commands_open_another_text_as_the_run_s_was(made, tmp_path, monkeyp
     build_index(model, rows, out=tmp_path / "run", column="body", quiet=True)
     opened = []
 
-    def fake(index, *args, eval, **options):
-        opened.append((eval[0].column, index.path))
+    def fake(*, run, eval, **options):
+        opened.append((eval[0].column, run.path))
         raise CorpusError("enough")
 
     monkeypatch.setattr("ffmem.experiments.run.each_experiment", fake)

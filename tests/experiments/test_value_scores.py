@@ -5,7 +5,7 @@ import torch
 
 from ffmem import load_model
 from ffmem.experiments.value_scores import top_tokens
-from ffmem.model import vocabulary as module
+from ffmem.model import scores as module
 from tests.tiny import tiny_model
 
 

@@ -274,10 +274,10 @@ def test_workers_keep_a_run_in_an_object_store(indexing, store, alone):
 
 def test_workers_of_a_writer_that_was_taken_for_dead_keep_nothing_more(indexing, store, meanwhile, monkeypatch):
     """The one who took over would find their states in place of its own."""
-    monkeypatch.setattr(lock, "BEAT", 60.0)  # so that no sign of life comes after that
+    monkeypatch.setattr(lock, "RENEWED_EVERY", 60.0)  # so that no sign of life comes after that
     run = f"{store}/runs/taken"
-    files = RunFolder(run).files
-    meanwhile(lambda _: files.put(lock.WRITER, json.dumps({"host": "far", "process": 7, "id": "other"}).encode()))
+    store = RunFolder(run).store
+    meanwhile(lambda _: store.put(lock.WRITER, json.dumps({"host": "far", "process": 7, "id": "other"}).encode()))
     with pytest.raises(RunError, match="process 7 on far writes this run now, so this process has ended"):
         indexing(run)
     assert RunFolder(run).names("work") == []

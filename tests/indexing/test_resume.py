@@ -15,6 +15,7 @@ import pytest
 from ffmem import build_index
 from ffmem.corpus import record
 from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.readers import CAN_FORK
 from ffmem.corpus.wikitext import is_heading
 from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
