@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -47,7 +48,7 @@ def test_parts_give_the_triggers_and_statistics_of_the_whole(gpt2, tmp_path, mon
     monkeypatch.setattr("ffmem.indexing.build.Corpus", InParts)
     parts = build_index(gpt2, sentences, out=tmp_path / "parts", **settings)
     assert parts.counts.shards >= COUNT > whole.counts.shards
-    assert replace(parts.counts, shards=1, padding_share=0) == replace(whole.counts, padding_share=0)
+    assert replace(parts.counts, shards=1, padding_share=0.0) == replace(whole.counts, padding_share=0.0)
     for name in ("L1D1", "L2D50", "L3D127"):
         pairs = list(zip(parts[name].triggers, whole[name].triggers, strict=True))
         assert all(a.coefficient == pytest.approx(b.coefficient, abs=2e-5) for a, b in pairs)
@@ -190,3 +191,25 @@ def test_two_workers_on_one_gpu_make_the_bytes_of_one(gpt2_folder, long_text, tm
     build_index(gpt2_folder, long_text, out=tmp_path / "one", device="cuda", **settings)
     build_index(gpt2_folder, long_text, out=tmp_path / "two", devices="cuda:0,cuda:0", **settings)
     assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+def test_shards_that_are_read_while_others_are_written_are_held_and_kept_together(gpt2, long_text, tmp_path, monkeypatch):
+    """As on a GPU, which does not wait for the disk."""
+    build_index(gpt2, long_text, out=tmp_path / "whole", **SETTINGS)
+    made, saved, save = Worker.__init__, [], checkpoint.save
+
+    def making(worker, *arguments):
+        made(worker, *arguments)
+        worker.holds = True
+
+    def saving(folder, worker, covered, finished, *more):
+        time.sleep(0.3)
+        save(folder, worker, covered, finished, *more)
+        saved.append((worker, len(finished)))
+
+    monkeypatch.setattr(Worker, "__init__", making)
+    monkeypatch.setattr(checkpoint, "save", saving)
+    index = build_index(gpt2, long_text, out=tmp_path / "held", **SETTINGS)
+    assert content(tmp_path / "held") == content(tmp_path / "whole")
+    assert sum(count for _, count in saved) == index.counts.shards > len(saved)
+    assert [worker for worker, _ in saved[-2:]] == ["0", None]  # the last state is not written, tables are made from it

@@ -16,7 +16,7 @@ from ffmem.corpus.parts import SENTENCE_BITS, Part
 from ffmem.corpus.tokens import Sentences
 from ffmem.errors import CorpusError
 
-FIRST = 1 << 18
+FIRST = 1 << 20
 """Tokens of a run's first shard, if `shard_tokens` is no fewer; each is twice as large as the one before until it has its
 size. So work on large shards begins as soon as some text is ready."""
 POSITION_BITS = 44

@@ -44,19 +44,16 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
-        self.sums: dict[str, Tensor] = {}
-        """The float sums of this shard alone."""
 
     def take(self, collectors: Iterable[LayerCollector]) -> None:
         """Copy what the collectors hold now; returns once the copies are there."""
         devices = set()
         for collector in collectors:
-            for copies, found in ((self.state, collector.state()), (self.sums, collector.sums())):
-                for name, tensor in found.items():
-                    if name not in copies:
-                        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                    copies[name].copy_(tensor, non_blocking=True)
-                    devices.add(tensor.device)
+            for name, tensor in collector.state().items():
+                if name not in self.state:
+                    self.state[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self.state[name].copy_(tensor, non_blocking=True)
+                devices.add(tensor.device)
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -71,21 +68,50 @@ class Snapshot:
         return each_once(np.concatenate(parts))
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A shard that was read, and what is its own."""
+
+    shard: Shard
+    sums: dict[str, Tensor]
+    """Its float sums, on the host."""
+    counted: dict[str, int]
+    """The positions that were computed for it, and the groups of batches that were read again."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a worker that has read all there is holds: its name, the shards that it covers, and its tensors on the host."""
+
+    worker: str
+    covered: list[Key]
+    tensors: dict[str, Tensor]
+
+
 def save(
     folder: RunFolder,
     worker: str | None,
     covered: list[Key],
-    shard: Shard,
+    finished: list[Finished],
     snapshot: Snapshot,
     encoder: Encoder,
-    counted: dict[str, int],
     provenance: str,
 ) -> None:
-    """Keep what is the shard's own, then the worker's state, which makes it count.
+    """Keep what is each finished shard's own, then the worker's state, which makes them count.
 
-    Without a worker only the former is written: for a shard that some state covers, but whose own files were damaged.
+    Without a worker only the former is written: the state is written by nobody, or another one covers the shards already.
     `provenance` is the manifest's, so that no file of another run is ever taken for one of this.
     """
+    for one in finished:
+        _save_own(folder, one, snapshot, encoder, provenance)
+    if worker is not None:
+        with folder.writing(_state(worker)) as path:
+            save_sealed(path, snapshot.state, {"provenance": provenance, "covered": covered})
+
+
+def _save_own(folder: RunFolder, finished: Finished, snapshot: Snapshot, encoder: Encoder, provenance: str) -> None:
+    """Write a shard's sentences, those that triggers point to, and its sums."""
+    shard = finished.shard
     numbers = snapshot.pointed_to(shard)
     sentences = shard.sentences.take(numbers - shard.first)
     if (sentences.ends < 0).any():
@@ -103,13 +129,10 @@ def save(
         "last": shard.last,
         "full": shard.full,
         "sentences": digest,
-        **counted,
+        **finished.counted,
     }
     with folder.writing(sums) as path:
-        save_sealed(path, snapshot.sums, facts)
-    if worker is not None:
-        with folder.writing(_state(worker)) as path:
-            save_sealed(path, snapshot.state, {"provenance": provenance, "covered": covered})
+        save_sealed(path, finished.sums, facts)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.files import TextFile
@@ -12,11 +13,11 @@ from ffmem.corpus.sources import Texts
 from ffmem.indexing.layer_statistics import cell_bytes, installed_statistics
 from ffmem.indexing.statistics import BUILT_IN, Statistic
 
-SAMPLE = 400
+SAMPLE = 100
 """Records of a source that are tokenized to estimate its tokens."""
 OFTEN = 64
 """Records between two looks at how much of a file has been read."""
-AHEAD = 1 << 22
+AHEAD = 1 << 20
 """Bytes of a file whose characters are counted to estimate its tokens."""
 
 
@@ -34,18 +35,22 @@ class Estimate:
 
 
 def estimate_tokens(corpus: Corpus) -> int | None:
-    """About how many tokens the corpus has, from the beginning of its first files; None where its length is unknown."""
+    """About how many tokens the corpus has; None where its length is unknown.
+
+    The beginning of the first file of each kind tells how many tokens a byte of such files has.
+    """
     known = [source for source in corpus.sources if isinstance(source, TextFile)]
     lists = [source for source in corpus.sources if isinstance(source, Texts) and isinstance(source.texts, list)]
     if len(known) + len(lists) < len(corpus.sources):
         return None
     total = 0.0
-    rate = 0.0
-    for at, source in enumerate(known):
-        if at < 3 or not rate:
+    rates: dict[str, float] = {}
+    for source in known:
+        kind, size = Path(source.name).suffix, source.size() or 0
+        if not rates.get(kind):
             tokens, share = _begin(corpus, source)
-            rate = tokens / max(1e-9, share * (source.size() or 1))
-        total += rate * (source.size() or 0)
+            rates[kind] = tokens / max(1e-9, share * (size or 1))
+        total += rates[kind] * size
     for texts in lists:
         tokens, share = _begin(corpus, texts)
         total += tokens / max(share, 1e-9)

@@ -20,7 +20,7 @@ from ffmem.corpus.shards import Progress
 from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.actor import Job
-from ffmem.indexing.checkpoint import Kept, Key
+from ffmem.indexing.checkpoint import Kept, Key, State
 from ffmem.indexing.merge import kept_sentences, merged, renumber, shifts
 from ffmem.indexing.provenance import ModelInfo
 from ffmem.indexing.tables import (
@@ -65,6 +65,8 @@ class Pass:
         kept = checkpoint.kept(folder)
         if kept and max(kept)[0] >= len(self.parts):
             raise CorpusError("the corpus has changed since the run began: restore it, or start over with --overwrite")
+        self.state: State | None = None
+        """What this process holds when it has read the last shard, if it reads alone; it is not written."""
         self.shards = len(kept)
         self.before = sum(one.tokens for one in kept.values())
         """Tokens that earlier calls have read."""
@@ -94,13 +96,13 @@ class Pass:
         elsewhere = set().union(*(keys for other, keys in coverage.items() if other != name))
         with closing(Worker(model, self.folder, self.manifest, name)) as worker:
             worker.check_covered(coverage.get(name, set()))
-            with closing(worker.read(self.corpus, self.parts, elsewhere, self.settings.limit_tokens)) as batches:
+            with closing(worker.read(self.corpus, self.parts, elsewhere, self.settings.limit_tokens, ends=True)) as batches:
                 for shard, tokens in batches:
                     self.read += tokens
                     part = f"part {shard.part + 1} of {len(self.parts)}, " if len(self.parts) > 1 else ""
                     self.report(shard.fraction, f"{part}shard {shard.number + 1}")
                     yield
-            worker.wait()
+            self.state = worker.end()
 
     def by_many(self, workers: Workers) -> Generator[None, None, None]:
         """Have all parts read by workers."""
@@ -169,13 +171,13 @@ class Pass:
         """Write the other tables and, last, the manifest that makes them a run."""
         began = time.monotonic()
         self.reporter.update(1.0, "writing the run folder")
-        kept = checkpoint.kept(self.folder)
+        kept = checkpoint.kept(self.folder, self.covered())
         read = sum(self.ends(kept), Progress())
         if not read.sentences:
             self.folder.clear(WORK)  # the text may be put right
             raise CorpusError(self.nothing_to_read(read))
         make = partial(make_collectors, self.manifest, dict.fromkeys(self.settings.layers, torch.device("cpu")))
-        collectors = list(merged(self.folder, make, kept).values())
+        collectors = list(merged(self.folder, make, kept, self.state).values())
         shift = shifts(kept)
         renumber(collectors, shift)
         numbers = referenced_sentences(collectors)
@@ -217,6 +219,13 @@ class Pass:
         self.timing.mark("tables")
         self.folder.log("written", seconds=round(time.monotonic() - began, 2), read_again=again)
         self.folder.log("timing", **self.timing.seconds)
+
+    def covered(self) -> set[Key]:
+        """The shards that are in a state, on disk or held by this process."""
+        coverage = checkpoint.coverage(self.folder)
+        if self.state is not None:
+            coverage[self.state.worker] = set(self.state.covered)
+        return set().union(*coverage.values())
 
     def ends(self, kept: dict[Key, Kept]) -> Iterator[Progress]:
         """How far each part was read, up to the one in which a limit was reached; an error where shards are missing."""

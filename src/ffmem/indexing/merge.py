@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ffmem.corpus.parts import SENTENCE_BITS
-from ffmem.indexing.checkpoint import Kept, Key, coverage, damaged_file, load, own_files
+from ffmem.indexing.checkpoint import Kept, Key, State, coverage, damaged_file, load, own_files
 from ffmem.indexing.collect import LayerCollector
 from ffmem.indexing.sealed import SealError, load_sealed
 from ffmem.indexing.tables import SENTENCE_SCHEMA
@@ -21,13 +21,20 @@ from ffmem.run.folder import WORK, RunFolder, file_hash
 
 
 def merged(
-    folder: RunFolder, make: Callable[[], dict[int, LayerCollector]], shards: Iterable[Key]
+    folder: RunFolder, make: Callable[[], dict[int, LayerCollector]], shards: Iterable[Key], own: State | None = None
 ) -> dict[int, LayerCollector]:
-    """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards."""
+    """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards.
+
+    `own` is the state of a worker of this process, which goes for the one that it may have written before.
+    """
     whole: dict[int, LayerCollector] | None = None
-    for worker in coverage(folder):
+    for worker in sorted({*coverage(folder), *([own.worker] if own else [])}):
         part = make()
-        load(folder, worker, part)
+        if own and worker == own.worker:
+            for collector in part.values():
+                collector.load(own.tensors)
+        else:
+            load(folder, worker, part)
         if whole is None:
             whole = part
         else:

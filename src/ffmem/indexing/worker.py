@@ -15,7 +15,7 @@ from ffmem.corpus.shards import Shard, Span
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import FfmemError, RunError
 from ffmem.indexing import checkpoint
-from ffmem.indexing.checkpoint import Key
+from ffmem.indexing.checkpoint import Finished, Key, State
 from ffmem.indexing.collect import LayerCollector, read_shard
 from ffmem.indexing.layer_statistics import statistics_named
 from ffmem.model.memories import MemoryModel
@@ -30,7 +30,8 @@ SWITCH = 1e-4
 class Worker:
     """Reads parts of a corpus and leaves what it finds in the run folder, shard by shard.
 
-    A shard's findings are written while the next one is read. Whatever an earlier worker of the same name has left is taken
+    A shard's findings are written while the next ones are read. A GPU never waits for the disk: where a state takes longer
+    to write than a shard to read, one state covers several. Whatever an earlier worker of the same name has left is taken
     over, so that a worker which is started again goes on from there.
     """
 
@@ -46,6 +47,10 @@ class Worker:
         self.collectors: dict[int, LayerCollector] = {}
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
+        self.holds = model.device.type == "cuda"
+        """Whether finished shards are held while earlier ones are being written, in place of waiting for that."""
+        self._finished: list[Finished] = []
+        """Shards that were read while earlier ones were being written."""
 
     def take_up(self) -> None:
         """Make the collectors, filled with what an earlier worker has left, and the memory for their snapshots."""
@@ -61,12 +66,19 @@ class Worker:
         return found
 
     def read(
-        self, corpus: Corpus, parts: list[Part], elsewhere: Collection[Key] = (), room: int | None = None
+        self,
+        corpus: Corpus,
+        parts: list[Part],
+        elsewhere: Collection[Key] = (),
+        room: int | None = None,
+        *,
+        ends: bool = False,
     ) -> Generator[tuple[Shard, int], None, None]:
         """Read parts, or what is left of them, `room` tokens at most; yields the shard and the tokens of each batch.
 
         `elsewhere` are shards that other workers' states cover. Finished shards are only compared with the text. A shard is
-        kept for certain once the next one is read, or `wait` has returned.
+        kept for certain once `wait` has returned. With `ends` no text is behind these parts: where shards may be held,
+        the last one is left for `end`, since the tables are made from it at once.
         """
         numbers = {part.number for part in parts}
         covered = {key for key in (*elsewhere, *self.covered) if key[0] in numbers}
@@ -82,6 +94,10 @@ class Worker:
                 ready.result()
                 for count in self._read(shard, damaged=(shard.part, shard.number) in damaged):
                     yield shard, count
+                is_last = shard.full or (shard.last and shard.part == parts[-1].number)
+                is_writing = self._written is not None and not self._written.done()
+                if not (self.holds and (is_writing or (ends and is_last))):
+                    self._save(self.name)
             ready.result()
 
     def _read(self, shard: Shard, *, damaged: bool) -> Iterator[int]:
@@ -99,15 +115,31 @@ class Worker:
                 f"{self.model.device} is out of memory with batches of {size:,} tokens: start over with a smaller "
                 "--batch-tokens (and --overwrite)"
             ) from error
-        self.wait()
-        snapshot.take(collectors.values())
-        if not damaged:
-            self.covered = [*self.covered, (shard.part, shard.number)]
-        counted = {"padded": padded, "read_again": _overflows(collectors) - before}
-        name, provenance = None if damaged else self.name, self.manifest.provenance
-        self._written = self._writer.submit(
-            checkpoint.save, self.folder, name, self.covered, shard, snapshot, self.encoder, counted, provenance
-        )
+        sums = {name: tensor.to("cpu", copy=True) for one in collectors.values() for name, tensor in one.sums().items()}
+        finished = Finished(shard, sums, {"padded": padded, "read_again": _overflows(collectors) - before})
+        if damaged:
+            snapshot.take(collectors.values())
+            checkpoint.save(self.folder, None, [], [finished], snapshot, self.encoder, self.manifest.provenance)
+            return
+        self.covered = [*self.covered, (shard.part, shard.number)]
+        self._finished.append(finished)
+
+    def _save(self, name: str | None) -> None:
+        """Write the finished shards, and the state of all that was read if it is to be written under a name."""
+        self._wait()
+        if self._finished:
+            self.snapshot.take(self.collectors.values())
+            finished, self._finished = self._finished, []
+            self._written = self._writer.submit(
+                checkpoint.save,
+                self.folder,
+                name,
+                self.covered,
+                finished,
+                self.snapshot,
+                self.encoder,
+                self.manifest.provenance,
+            )
 
     def check_covered(self, others: Collection[Key]) -> None:
         """An error where others see this worker's state cover other shards: somebody else still writes it."""
@@ -119,6 +151,17 @@ class Worker:
 
     def wait(self) -> None:
         """Until all that was read is kept."""
+        self._save(self.name)
+        self._wait()
+
+    def end(self) -> State:
+        """What the run's tables are made from, when this worker has read the last shard: nobody needs its state on disk."""
+        self._save(None)
+        self._wait()
+        self.take_up()
+        return State(self.name, self.covered, self.snapshot.state)
+
+    def _wait(self) -> None:
         if self._written is not None:
             self._written.result()
             self._written = None
