@@ -17,7 +17,7 @@ from ffmem.errors import CorpusError, FfmemError, RunError
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.parts import Part
-    from ffmem.indexing.checkpoint import Key
+    from ffmem.indexing.checkpoint import ShardId
     from ffmem.indexing.provenance import ModelInfo
     from ffmem.run.manifest import Manifest
 
@@ -37,7 +37,7 @@ class Job:
     manifest: Manifest
     corpus: Corpus
     parts: list[Part]
-    coverage: dict[str, set[Key]]
+    coverage: dict[str, set[ShardId]]
     """The shards that each worker's state covered when this was sent, by the worker's name."""
 
 

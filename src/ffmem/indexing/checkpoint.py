@@ -32,7 +32,7 @@ from ffmem.indexing.top import sentence_of
 from ffmem.run.folder import WORK, RunFolder, file_hash
 
 STATE, ENDING, SENTENCES = f"{WORK}/state-", ".safetensors", ".arrow"
-Key = tuple[int, int]
+ShardId = tuple[int, int]
 """Which shard: the number of its part, and its own in the part."""
 
 
@@ -84,14 +84,14 @@ class State:
     """What a worker that has read all there is holds: its name, the shards that it covers, and its tensors on the host."""
 
     worker: str
-    covered: list[Key]
+    covered: list[ShardId]
     tensors: dict[str, Tensor]
 
 
 def save(
     folder: RunFolder,
     worker: str | None,
-    covered: list[Key],
+    covered: list[ShardId],
     finished: list[Finished],
     snapshot: Snapshot,
     encoder: Encoder,
@@ -116,14 +116,14 @@ def _save_own(folder: RunFolder, finished: Finished, snapshot: Snapshot, encoder
     sentences = shard.sentences.take(numbers - shard.first)
     if (sentences.ends < 0).any():
         sentences = Sentences.of(encoder.with_ends(list(sentences)))
-    key = (shard.part, shard.number)
-    arrow, sums = own_files(key)
+    shard_id = (shard.part, shard.number)
+    arrow, sums = own_files(shard_id)
     with folder.writing(arrow) as path:
         write_table(path, SENTENCE_SCHEMA, [sentence_batch(numbers, sentences)])
         digest = file_hash(path)
     facts = {
         "provenance": provenance,
-        "shard": key,
+        "shard": shard_id,
         "since": shard.since.as_dict(),
         "after": shard.after.as_dict(),
         "last": shard.last,
@@ -159,66 +159,66 @@ def mend(folder: RunFolder, provenance: str) -> list[str]:
     of the files that are gone. What cannot be looked at now (a network or a disk that fails) is an error, and stays.
     """
     damaged: list[str] = []
-    keys: set[Key] = set()
+    shards: set[ShardId] = set()
     for state in _states(folder):  # one after the other: each is as large as what a worker holds
         covers = _state_covers(folder, state, provenance)
-        if covers is None or keys & covers:
+        if covers is None or shards & covers:
             damaged.append(state)
         else:
-            keys |= covers
+            shards |= covers
     there = set(folder.parts(WORK))
     with ThreadPoolExecutor() as pool:
-        whole = pool.map(lambda key: _is_whole(folder, there, key, provenance), sorted(keys))
-        for key, one in zip(sorted(keys), whole, strict=True):
+        whole = pool.map(lambda shard: _is_whole(folder, there, shard, provenance), sorted(shards))
+        for shard, one in zip(sorted(shards), whole, strict=True):
             # Both go, or what is made again might be taken for the half of it that was left.
-            damaged += [] if one else [name for name in own_files(key) if name in there]
+            damaged += [] if one else [name for name in own_files(shard) if name in there]
     folder.remove(*damaged)
     return damaged
 
 
-def _state_covers(folder: RunFolder, state: str, provenance: str) -> set[Key] | None:
+def _state_covers(folder: RunFolder, state: str, provenance: str) -> set[ShardId] | None:
     """The shards that a state covers; None where it is damaged or another run's."""
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(state) as path:
         _, facts = load_sealed(path)
         if facts["provenance"] == provenance:
-            return _keys(facts)
+            return _covered(facts)
     return None
 
 
-def _is_whole(folder: RunFolder, there: set[str], key: Key, provenance: str) -> bool:
+def _is_whole(folder: RunFolder, there: set[str], shard: ShardId, provenance: str) -> bool:
     """Whether a shard's own files are all there, as they were written, and of this shard and this run."""
-    sentences, sums = own_files(key)
+    sentences, sums = own_files(shard)
     if not {sentences, sums} <= there:
         return False
     with suppress(SealError, KeyError, TypeError, ValueError), folder.reading(sums) as path:
         _, facts = load_sealed(path)
-        if (facts["provenance"], tuple(facts["shard"])) == (provenance, key):
+        if (facts["provenance"], tuple(facts["shard"])) == (provenance, shard):
             with folder.reading(sentences) as other:
                 return bool(file_hash(other) == facts["sentences"])
     return False
 
 
-def coverage(folder: RunFolder) -> dict[str, set[Key]]:
+def coverage(folder: RunFolder) -> dict[str, set[ShardId]]:
     """The shards that each worker's state covers, by the worker's name; an error where two cover the same."""
-    found: dict[str, set[Key]] = {}
+    found: dict[str, set[ShardId]] = {}
     for state in _states(folder):
-        keys = _keys(_facts(folder, state))
-        if twice := keys.intersection(*[set().union(*found.values())]):
+        shards = _covered(_facts(folder, state))
+        if twice := shards.intersection(*[set().union(*found.values())]):
             raise damaged_file(folder, state, f"shard {min(twice)[1]} of part {min(twice)[0]} is in two states")
-        found[state.removeprefix(STATE).removesuffix(ENDING)] = keys
+        found[state.removeprefix(STATE).removesuffix(ENDING)] = shards
     return found
 
 
-def kept(folder: RunFolder, only: Iterable[Key] | None = None) -> dict[Key, Kept]:
+def kept(folder: RunFolder, only: Iterable[ShardId] | None = None) -> dict[ShardId, Kept]:
     """The finished shards, in order: those that a state covers and whose own files are there; of `only` these, if given."""
-    keys = set().union(*coverage(folder).values()) if only is None else set(only)
-    there = set(folder.parts(WORK)) if keys else set()
+    shards = set().union(*coverage(folder).values()) if only is None else set(only)
+    there = set(folder.parts(WORK)) if shards else set()
     found = {}
-    for key in sorted(keys):
-        if there.issuperset(own_files(key)):
-            facts = _facts(folder, own_files(key)[1])
+    for shard in sorted(shards):
+        if there.issuperset(own_files(shard)):
+            facts = _facts(folder, own_files(shard)[1])
             span = Span(Progress(**facts["since"]), Progress(**facts["after"]), facts["last"], facts["full"])
-            found[key] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
+            found[shard] = Kept(span, facts["padded"], facts["read_again"], facts["sentences"])
     return found
 
 
@@ -227,7 +227,7 @@ def begun(folder: RunFolder) -> bool:
     return bool(_states(folder))
 
 
-def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[Key]:
+def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[ShardId]:
     """Fill the collectors with a worker's state; the shards that it covers, none where there is none."""
     name = _state(worker)
     if not folder.exists(name):
@@ -250,14 +250,14 @@ def _states(folder: RunFolder) -> list[str]:
     return [name for name in folder.parts(WORK) if name.startswith(STATE)]
 
 
-def _keys(facts: Mapping[str, Any]) -> set[Key]:
+def _covered(facts: Mapping[str, Any]) -> set[ShardId]:
     """The shards that a state covers, from the facts in it."""
     return {(int(part), int(number)) for part, number in facts["covered"]}
 
 
-def own_files(key: Key) -> tuple[str, str]:
+def own_files(shard: ShardId) -> tuple[str, str]:
     """The names of the files that hold a shard's sentences, and its sums."""
-    name = f"{WORK}/shard-{key[0]:05d}-{key[1]:06d}"
+    name = f"{WORK}/shard-{shard[0]:05d}-{shard[1]:06d}"
     return f"{name}{SENTENCES}", f"{name}{ENDING}"
 
 

@@ -20,7 +20,7 @@ from ffmem.corpus.shards import Progress
 from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.actor import Job
-from ffmem.indexing.checkpoint import Kept, Key, State
+from ffmem.indexing.checkpoint import Kept, ShardId, State
 from ffmem.indexing.merge import kept_sentences, merged, renumber, shifts
 from ffmem.indexing.provenance import ModelInfo
 from ffmem.indexing.tables import (
@@ -116,20 +116,20 @@ class Pass:
                 coverage=checkpoint.coverage(self.folder),
             )
         )
-        rooms = yield from self.rooms(workers, job)
+        to_read = yield from self.parts_to_read(workers, job)
         done = lost = 0
-        for heard in workers.each("read", job, rooms):
-            if heard:
-                self.read += heard[1]
+        for answered in workers.each("read", job, to_read):
+            if answered:
+                self.read += answered[1]
                 done += 1
             for what in workers.lost[lost:]:
                 self.folder.log("lost", what=what)
             lost = len(workers.lost)
             names = f"{workers.working} of {workers.size} worker{'s' if workers.size > 1 else ''}"
-            self.report(done / len(rooms), names + (f", {lost} lost" if lost else ""), workers.tokens)
+            self.report(done / len(to_read), names + (f", {lost} lost" if lost else ""), workers.tokens)
             yield
 
-    def rooms(self, workers: Workers, job: Any) -> Generator[None, None, list[tuple[Part, int | None]]]:
+    def parts_to_read(self, workers: Workers, job: Any) -> Generator[None, None, list[tuple[Part, int | None]]]:
         """The parts that are to be read and, under a limit on tokens, for how many of them there is room in each.
 
         Only those are counted that the limit may fall in.
@@ -139,21 +139,21 @@ class Pass:
             return [(part, None) for part in self.parts]
         counted: dict[int, int] = {}
         needed = ((part, limit) for part in self.parts if sum(counted.values()) <= limit)
-        for heard in workers.each("count", job, needed):
-            if heard:
-                counted[heard[0][0].number] = heard[1]
+        for answered in workers.each("count", job, needed):
+            if answered:
+                counted[answered[0][0].number] = answered[1]
             self.reporter.update(None, f"counting tokens, {sum(counted.values()):,}")
             yield
-        rooms: list[tuple[Part, int | None]] = []
+        to_read: list[tuple[Part, int | None]] = []
         for part in self.parts:
-            rooms.append((part, limit))
+            to_read.append((part, limit))
             limit -= counted[part.number]
             if limit < 0:
                 break
-        return rooms
+        return to_read
 
     def report(self, fraction: float | None, doing: str, reading: int = 0) -> None:
-        self.shown = max(self.shown, self.read + reading)  # a worker that is lost has read in vain
+        self.shown = max(self.shown, self.read + reading)  # a worker that is lost loses what it has read
         speed = self.shown / max(1e-9, time.monotonic() - self.began)
         read = self.before + self.shown
         share = min(1.0, read / self.tokens) if self.tokens else fraction
@@ -220,14 +220,14 @@ class Pass:
         self.folder.log("written", seconds=round(time.monotonic() - began, 2), read_again=again)
         self.folder.log("timing", **self.timing.seconds)
 
-    def covered(self) -> set[Key]:
+    def covered(self) -> set[ShardId]:
         """The shards that are in a state, on disk or held by this process."""
         coverage = checkpoint.coverage(self.folder)
         if self.state is not None:
             coverage[self.state.worker] = set(self.state.covered)
         return set().union(*coverage.values())
 
-    def ends(self, kept: dict[Key, Kept]) -> Iterator[Progress]:
+    def ends(self, kept: dict[ShardId, Kept]) -> Iterator[Progress]:
         """How far each part was read, up to the one in which a limit was reached; an error where shards are missing."""
         for part in self.parts:
             numbers = [number for at, number in kept if at == part.number]

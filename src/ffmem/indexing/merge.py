@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ffmem.corpus.parts import SENTENCE_BITS
-from ffmem.indexing.checkpoint import Kept, Key, State, coverage, damaged_file, load, own_files
+from ffmem.indexing.checkpoint import Kept, ShardId, State, coverage, damaged_file, load, own_files
 from ffmem.indexing.collect import LayerCollector
 from ffmem.indexing.sealed import SealError, load_sealed
 from ffmem.indexing.tables import SENTENCE_SCHEMA
@@ -21,7 +21,7 @@ from ffmem.run.folder import WORK, RunFolder, file_hash
 
 
 def merged(
-    folder: RunFolder, make: Callable[[], dict[int, LayerCollector]], shards: Iterable[Key], own: State | None = None
+    folder: RunFolder, make: Callable[[], dict[int, LayerCollector]], shards: Iterable[ShardId], own: State | None = None
 ) -> dict[int, LayerCollector]:
     """All workers' findings in one set of collectors, which `make` makes; sums are added in the order of shards.
 
@@ -41,8 +41,8 @@ def merged(
             with ThreadPoolExecutor() as pool:  # layers have nothing to do with one another
                 list(pool.map(LayerCollector.merge, whole.values(), part.values()))
     whole = make() if whole is None else whole
-    for key in sorted(shards):
-        name = own_files(key)[1]
+    for shard in sorted(shards):
+        name = own_files(shard)[1]
         try:
             with folder.reading(name) as path:
                 sums, _ = load_sealed(path)
@@ -53,7 +53,7 @@ def merged(
     return whole
 
 
-def shifts(shards: Mapping[Key, Kept]) -> Int[Tensor, " parts"]:
+def shifts(shards: Mapping[ShardId, Kept]) -> Int[Tensor, " parts"]:
     """What to add to the ids of each part's sentences, so that they are numbered from 0 through all parts."""
     sentences: dict[int, int] = {}
     for (part, _), one in sorted(shards.items()):
@@ -76,19 +76,19 @@ def renumber(collectors: Iterable[LayerCollector], shift: Int[Tensor, " parts"])
 
 
 def kept_sentences(
-    folder: RunFolder, shards: Mapping[Key, Kept], shift: Int[Tensor, " parts"], numbers: Int[np.ndarray, " n"]
+    folder: RunFolder, shards: Mapping[ShardId, Kept], shift: Int[Tensor, " parts"], numbers: Int[np.ndarray, " n"]
 ) -> Iterator[pa.RecordBatch]:
     """The sentences that have these numbers in the corpus, shard by shard; all of them, or an error."""
     found = 0
-    for key, one in sorted(shards.items()):
-        name = own_files(key)[0]
+    for shard, one in sorted(shards.items()):
+        name = own_files(shard)[0]
         try:
             with folder.reading(name) as path:
                 if file_hash(path) != one.sentences:
                     raise SealError("its hash differs")
                 with pa.memory_map(str(path)) as source:
                     table = pa.ipc.open_file(source).read_all()
-                    here = table.column("sentence").to_numpy() + int(shift[key[0]])
+                    here = table.column("sentence").to_numpy() + int(shift[shard[0]])
                     wanted = np.append(numbers, -1)[np.searchsorted(numbers, here)] == here  # both are sorted
                     found += int(wanted.sum())
                     numbered = table.set_column(0, SENTENCE_SCHEMA.field(0), pa.array(here))

@@ -44,14 +44,14 @@ def as_os_errors() -> Iterator[None]:
 
 def load_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a file; a `SealError` where they are not those that were written."""
-    with _damage_told():
+    with _damage_as_error():
         with safetensors.safe_open(path, "pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        digest = _digest(tensors, told["facts"])
-        if digest != told["sha256"]:
+        digest = _digest(tensors, metadata["facts"])
+        if digest != metadata["sha256"]:
             raise SealError("its hash differs")
-        return tensors, json.loads(told["facts"])
+        return tensors, json.loads(metadata["facts"])
 
 
 def read_facts(first_bytes: Callable[[int], bytes]) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def read_facts(first_bytes: Callable[[int], bytes]) -> dict[str, Any]:
 
     `first_bytes` gives as many bytes of the file as it is asked for.
     """
-    with _damage_told():
+    with _damage_as_error():
         size = min(int.from_bytes(first_bytes(8), "little"), LARGEST_HEADER)
         header = json.loads(first_bytes(8 + size)[8:])
         return json.loads(header["__metadata__"]["facts"])
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _damage_as_error() -> Iterator[None]:
     try:
         yield
     except SealError:

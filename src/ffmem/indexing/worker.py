@@ -15,7 +15,7 @@ from ffmem.corpus.shards import Shard, Span
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import FfmemError, RunError
 from ffmem.indexing import checkpoint
-from ffmem.indexing.checkpoint import Finished, Key, State
+from ffmem.indexing.checkpoint import Finished, ShardId, State
 from ffmem.indexing.collect import LayerCollector, read_shard
 from ffmem.indexing.layer_statistics import statistics_named
 from ffmem.model.memories import MemoryModel
@@ -69,7 +69,7 @@ class Worker:
         self,
         corpus: Corpus,
         parts: list[Part],
-        elsewhere: Collection[Key] = (),
+        elsewhere: Collection[ShardId] = (),
         room: int | None = None,
         *,
         ends: bool = False,
@@ -81,7 +81,7 @@ class Worker:
         the last one is left for `end`, since the tables are made from it at once.
         """
         numbers = {part.number for part in parts}
-        covered = {key for key in (*elsewhere, *self.covered) if key[0] in numbers}
+        covered = {shard for shard in (*elsewhere, *self.covered) if shard[0] in numbers}
         kept = checkpoint.kept(self.folder, covered)
         damaged = covered - kept.keys()
         done: dict[int, dict[int, Span]] = {}
@@ -141,7 +141,7 @@ class Worker:
                 self.manifest.provenance,
             )
 
-    def check_covered(self, others: Collection[Key]) -> None:
+    def check_covered(self, others: Collection[ShardId]) -> None:
         """An error where others see this worker's state cover other shards: somebody else still writes it."""
         if more := set(self.covered) ^ set(others):
             raise RunError(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.indexing.actor import TICK, Actor, Job, version
-from ffmem.indexing.cluster import Room
+from ffmem.indexing.cluster import Capacity
 from ffmem.indexing.devices import Devices
 from ffmem.indexing.provenance import ModelInfo
 
@@ -50,18 +50,18 @@ class _Member:
 class Workers:
     """All workers of a run, seen from the process that leads them."""
 
-    def __init__(self, ray: Any, model: str, devices: list[Devices], room: Room, threads: int) -> None:
-        self.ray, self.room = ray, room
+    def __init__(self, ray: Any, model: str, devices: list[Devices], capacity: Capacity, threads: int) -> None:
+        self.ray, self.capacity = ray, capacity
         self.lost: list[str] = []
         """What became of workers that are gone."""
-        self._heard = time.monotonic()
+        self._last_answer = time.monotonic()
         self._waiting: dict[Any, tuple[_Member, str]] = {}
         """Calls that are not answered yet: of whom, and which."""
-        needs = {f"num_{what.lower()}s": count for what, count in room.needs.items()}
+        needs = {f"num_{what.lower()}s": count for what, count in capacity.needs.items()}
         # Two calls at a time: one that works, and one that tells how far it has come.
         options = {"max_concurrency": 2, "max_restarts": RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
         made = ray.remote(Actor).options(**options, **needs)
-        sharing = -(-len(devices) // max(1, len(room.nodes())))
+        sharing = -(-len(devices) // max(1, len(capacity.nodes())))
         self.members = [
             _Member(str(number), made.remote(str(number), model, one.load, one.environment, threads, sharing))
             for number, one in enumerate(devices)
@@ -83,8 +83,8 @@ class Workers:
     def model_info(self) -> ModelInfo:
         """What the first worker that has loaded the model says of it."""
         while True:
-            if (heard := self._answer()) and heard[1] == "model_info":
-                return heard[2]
+            if (answer := self._answer()) and answer[1] == "model_info":
+                return answer[2]
 
     def send(self, job: Job) -> Any:
         """Put what is to be done where every worker can fetch it."""
@@ -111,10 +111,10 @@ class Workers:
             if not more and not any(member.task for member in self.members):
                 return
             task = None
-            if (heard := self._answer()) and heard[1] == method:
-                member = heard[0]
+            if (answer := self._answer()) and answer[1] == method:
+                member = answer[0]
                 task, member.task, member.tokens = member.task, None, 0
-            yield (task, heard[2]) if heard and task else None
+            yield (task, answer[2]) if answer and task else None
 
     def _call(self, member: _Member, method: str, *arguments: Any, **options: Any) -> None:
         self._waiting[getattr(member.actor, method).options(**options).remote(*arguments)] = member, method
@@ -123,7 +123,7 @@ class Workers:
         """The next answer of a worker; None where there is none within a while."""
         ready, _ = self.ray.wait(list(self._waiting), timeout=TICK)
         if not ready:
-            if time.monotonic() - self._heard >= NO_ROOM:
+            if time.monotonic() - self._last_answer >= NO_ROOM:
                 raise self._no_room()
             return None
         member, method = self._waiting.pop(ready[0])
@@ -144,7 +144,7 @@ class Workers:
                 ) from None
             self._was_lost(member, method, error)
             return None
-        self._heard = time.monotonic()
+        self._last_answer = time.monotonic()
         if method == "greet":
             member.host, member.pid, versions = answer
             _check_versions(member.host, versions)
@@ -177,12 +177,12 @@ class Workers:
             raise FfmemError(f"no worker lives long enough to take up the run; the last: {last}") from None
 
     def _no_room(self) -> FfmemError:
-        free, room = self.ray.available_resources(), self.room
-        asked = " and ".join(f"{count} {what}" for what, count in room.needs.items())
-        there = ", ".join(f"{room.count(what)} {what} ({int(free.get(what, 0))} free)" for what in room.needs)
+        free, capacity = self.ray.available_resources(), self.capacity
+        asked = " and ".join(f"{count} {what}" for what, count in capacity.needs.items())
+        there = ", ".join(f"{capacity.count(what)} {what} ({int(free.get(what, 0))} free)" for what in capacity.needs)
         return FfmemError(
             f"the Ray cluster has had no room for a worker for {NO_ROOM:.0f} s: each needs {asked}, and on "
-            f"{len(room.nodes())} nodes there are {there}; add nodes or wait for them, then give the same command again"
+            f"{len(capacity.nodes())} nodes there are {there}; add nodes or wait for them, then give the same command again"
         )
 
     def _end(self, member: _Member) -> None:
