@@ -81,8 +81,8 @@ def prefix_keys(ids: Int[np.ndarray, "batch pos"]) -> Int[np.ndarray, "batch pos
     (True, False)
     """
     batch, pos = ids.shape
-    place = np.arange(pos, dtype=np.uint64) << np.uint64(32)
-    words = ids.astype(np.uint64) | place
+    position = np.arange(pos, dtype=np.uint64) << np.uint64(32)
+    words = ids.astype(np.uint64) | position
     lanes = [mix(words + salt).cumsum(axis=1, dtype=np.uint64) for salt in (_SALT, ~_SALT)]
     return np.stack([mix(lane) for lane in lanes], axis=-1).view(np.int64).reshape(batch, pos, 2)
 

@@ -38,12 +38,12 @@ class Part:
     """Where the article begins that is open at the part's beginning: a position in its first source; None where there is
     none, or where nobody has looked."""
 
-    def share_read(self, place: int, share: float | None) -> float | None:
-        """The share of the corpus that has been read, with this share of the part's range number `place`."""
+    def share_read(self, number: int, share: float | None) -> float | None:
+        """The share of the corpus that has been read, with this share of the part's range number `number`."""
         if self.share is None or share is None:
             return None
         begin, end = self.share
-        return begin + (place + share) / max(1, len(self.ranges)) * (end - begin)
+        return begin + (number + share) / max(1, len(self.ranges)) * (end - begin)
 
 
 def cut_parts(sources: Sequence[Source], size: int) -> list[Part]:
