@@ -146,13 +146,13 @@ def _rows(
     model: MemoryModel, index: Index, found: Gathered, bos: int | None, tokens: int, chance: np.random.Generator
 ) -> list[dict[str, Any]]:
     """The rows of the result for one cell: none where it never fires."""
-    said = index[found.cell].value.top(min(tokens, model.vocabulary.size))
+    promised = index[found.cell].value.top(min(tokens, model.vocabulary.size))
     matched = [pair.matched for pair in found.pairs if pair.matched is not None]
     rows = []
     for group, prefixes in (("fires", [pair.fires for pair in found.pairs]), ("matched", matched)):
         if not prefixes:
             continue
-        effect = effects(model, found.cell, prefixes, [one.id for one in said], bos)
+        effect = effects(model, found.cell, prefixes, [one.id for one in promised], bos)
         follows = effect.next[~np.isnan(effect.next)]
         promise_low, promise_high = bootstrap(effect.promise, chance)
         next_low, next_high = bootstrap(follows, chance)
@@ -162,9 +162,9 @@ def _rows(
                 "layer": found.cell.layer,
                 "index": found.cell.index,
                 "group": group,
-                "promise": [one.token for one in said],
-                "promise_ids": [one.id for one in said],
-                "value_probability": sum(one.probability for one in said),
+                "promise": [one.token for one in promised],
+                "promise_ids": [one.id for one in promised],
+                "value_probability": sum(one.probability for one in promised),
                 "n": len(prefixes),
                 "coefficient": float(np.mean([prefix.coefficient for prefix in prefixes])),
                 "length": float(np.mean([len(prefix.ids) for prefix in prefixes])),
@@ -231,13 +231,13 @@ def causal_lines(result: Result, width: int = WIDTH) -> list[str]:
     for cell, rows in groupby(result.rows, lambda row: row["cell"]):
         every = list(rows)
         promise = " ".join(shown_token(token) for token in every[0]["promise"])
-        blocks.append(Table(columns, list(map(_told, every)), f"{cell}  promises {promise}"))
+        blocks.append(Table(columns, list(map(_table_row, every)), f"{cell}  promises {promise}"))
     if notes := result.facts["notes"]:
         blocks.append(Text([f"note: {note}" for note in notes]))
     return text_lines(blocks, width)
 
 
-def _told(row: dict[str, Any]) -> list[str]:
+def _table_row(row: dict[str, Any]) -> list[str]:
     """A row of the result as a row of the table that people see."""
     numbers = [str(row["n"]), f"{row['coefficient']:.3g}", f"{row['promise_probability']:.2g}"]
     return [row["group"], *numbers, _interval(row, "promise"), _interval(row, "next")]

@@ -211,18 +211,18 @@ def compare(
     ids = prompt_ids(loaded, prompt, bos=put, room=max(generate, int(later)))
     chosen = [token_id(loaded, token) for token in tokens]
     first = [loaded.bos] if put and loaded.bos is not None else []
-    (place,) = Scope.parse(position).tokens(len(ids))
-    if later and place != len(ids) - 1:
+    (behind,) = Scope.parse(position).tokens(len(ids))
+    if later and behind != len(ids) - 1:
         raise FfmemError(f"expected position -1 where only generated tokens are edited, found {position}")
     fed, here = ids, scope
     if later:
         # The last token fed is then the only one generated.
         fed, here = [*ids, *greedy(loaded, [*first, *ids], 1)], Scope.parse("-1")
-        place = len(ids)
+        behind = len(ids)
     touched = here.tokens(len(fed))
-    if touched[0] > place:
+    if touched[0] > behind:
         raise FfmemError(f"expected a position from {touched[0]} on, where the edits begin, found {position}")
-    row, column = torch.tensor([[*first, *fed]]), len(first) + place
+    row, column = torch.tensor([[*first, *fed]]), len(first) + behind
 
     def log_probs(others: list[Edit]) -> Float[Tensor, " vocab"]:
         with applying(loaded, resolve(loaded, others, index), here):
@@ -230,7 +230,7 @@ def compare(
             return log_probs_at(loaded, row, torch.tensor([column]))[0].double().log_softmax(0)
 
     before, after = log_probs([]), log_probs(parsed)
-    columns = [len(first) + token for token in touched if token <= place]
+    columns = [len(first) + token for token in touched if token <= behind]
     size, drawn = draw_controls(loaded, parsed, row, columns, column, count=control, seed=seed, run=index)
     beside = [log_probs(others) for others, _ in drawn]
     kl = divergence(before, after)
@@ -255,8 +255,8 @@ def compare(
         bos=put,
         edits=parsed,
         at=scope,
-        position=place,
-        behind=token_texts(loaded, [fed[place]])[0],
+        position=behind,
+        behind=token_texts(loaded, [fed[behind]])[0],
         baseline=baseline,
         edited=edited,
         tokens_compared=[

@@ -160,13 +160,13 @@ class PositionTrace(Shown):
         return found
 
     def _heading(self) -> list[str]:
-        said = [f"predicts {_said(self.final)}"]
+        words = [f"predicts {_text(self.final)}"]
         if self.next is not None:
-            said.append(f"next {_said(self.next)}")
+            words.append(f"next {_text(self.next)}")
         if self.token.id not in (self.final.id, None if self.next is None else self.next.id):
-            said.append(f"target {_said(self.token)}, rank {self.rank:,}")
+            words.append(f"target {_text(self.token)}, rank {self.rank:,}")
         title = f"position {self.position}: "
-        return [title + ending(visible(self.prefix), WIDTH - len(title)), "  ".join(said)]
+        return [title + ending(visible(self.prefix), WIDTH - len(title)), "  ".join(words)]
 
     def _layer_table(self) -> Table:
         name = shown_token(self.token.token)
@@ -176,9 +176,9 @@ class PositionTrace(Shown):
         rows = []
         for layer in self.layers:
             given = layer.o.target or layer.o.final
-            said = [_said(one.top[0]) for one in (layer.r, layer.y, layer.o)]
+            tokens = [_text(one.top[0]) for one in (layer.r, layer.y, layer.o)]
             numbers = [f"{given.probability:.2g}", _count(given.rank), _signed(layer.attention), _signed(layer.ffn)]
-            rows.append([str(layer.layer), *said, layer.case, *numbers])
+            rows.append([str(layer.layer), *tokens, layer.case, *numbers])
         return Table(columns, rows, f"residual + ffn = output; the rank of {name} there, and what its logit gets")
 
     def _sum(self) -> list[str]:
@@ -203,7 +203,7 @@ class PositionTrace(Shown):
     def _outvoted(self, name: str) -> list[str]:
         lines = [f"outvoted: cells whose value puts {name} first, in layers whose FFN does not"]
         for one in self.outvoted:
-            lines.append(f"  layer {one.layer} says {_said(one.said)}")
+            lines.append(f"  layer {one.layer} says {_text(one.said)}")
             lines += [f"    for {name}: {_votes(one.cells)}", f"    against it: {_votes(one.suppressors)}"]
         return lines
 
@@ -254,13 +254,15 @@ def _cell_table(title: str, cells: Sequence[CellPart]) -> Block:
     if not cells:
         return Text([f"{title}: no cell"])
     turned = ", or −v where m is negative," if any(one.sign == "-" for one in cells) else ""
-    z = ", with z" if any(said.z is not None for one in cells for said in one.value) else ""
+    z = ", with z" if any(token.z is not None for one in cells for token in one.value) else ""
     columns = [Column(title, 12, gap=0), Column("m", 8, right=True), Column("adds", 8, right=True)]
     columns += [Column(f"what v{turned} promotes{z}", gap=2), Column("best trigger", gap=34, below=True)]
     rows = []
     for one in cells:
         side = "−v" if one.sign == "-" else " v"
-        tokens = [f"{shown_token(said.token)} {said.z:.1f}" if said.z is not None else _said(said) for said in one.value]
+        tokens = [
+            f"{shown_token(token.token)} {token.z:.1f}" if token.z is not None else _text(token) for token in one.value
+        ]
         value = [f"{side} {tokens[0]}", *tokens[1:]] if tokens else [side]
         trigger = "" if one.trigger is None else trigger_text(one.trigger, WIDTH)
         rows.append([f"  {one.cell}", f"{one.coefficient:.3g}", _signed(one.contribution), value, trigger])
@@ -274,7 +276,7 @@ def _votes(cells: Sequence[CellPart]) -> str:
 
 
 def _tile(layer: int, tile: GridTile) -> Tile:
-    lines = [f"layer {layer}, {tile.case}", f"residual {_said(tile.r)}", f"ffn {_said(tile.y)}", f"output {_said(tile.o)}"]
+    lines = [f"layer {layer}, {tile.case}", f"residual {_text(tile.r)}", f"ffn {_text(tile.y)}", f"output {_text(tile.o)}"]
     lines.append(f"final token {tile.final.probability:.2g}, rank {tile.final.rank:,}")
     if tile.target is not None:
         lines.append(f"target {tile.target.probability:.2g}, rank {tile.target.rank:,}")
@@ -282,8 +284,8 @@ def _tile(layer: int, tile: GridTile) -> Tile:
     return Tile(visible(tile.o.token), tile.o.probability, "\n".join(lines))
 
 
-def _said(said: TokenProbability) -> str:
-    return f"{shown_token(said.token)} {said.probability:.2g}"
+def _text(token: TokenProbability) -> str:
+    return f"{shown_token(token.token)} {token.probability:.2g}"
 
 
 def _signed(part: LogitPart) -> str:

@@ -59,7 +59,7 @@ def read_positions(
     known = _known(model, index, {(one.cell, sign_of(one.coefficient)) for one in every})
     errors = _errors(parts, of)
     target_text = "" if target is None else token_texts(model, [target])[0]
-    nexts = _said(model, vocabulary.log_prob(after, truth.clamp(min=0), norm=True), truth.clamp(min=0))
+    nexts = _as_tokens(model, vocabulary.log_prob(after, truth.clamp(min=0), norm=True), truth.clamp(min=0))
 
     def described(cells: Sequence[CellContribution]) -> tuple[CellPart, ...]:
         return tuple(_cell_part(one, parts.scores, known) for one in cells)
@@ -115,10 +115,10 @@ def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str
     parts = contributions(model, flows, wanted, of=of)
     columns: list[list[GridTile]] = [[] for _ in range(len(final))]
     for layer, (flow, share) in enumerate(zip(flows, parts.layers, strict=True), 1):
-        r, y = (_said(model, *vocabulary.best(model.after_post_norm(h, layer), norm=True)) for h in (flow.r, flow.y))
-        judged = vocabulary.score_token(flow.after, final, norm=True)
-        o = _said(model, judged.top_log_prob, judged.top)
-        ranks = _ranks(judged.log_prob, judged.rank)
+        r, y = (_as_tokens(model, *vocabulary.best(model.after_post_norm(h, layer), norm=True)) for h in (flow.r, flow.y))
+        scored = vocabulary.score_token(flow.after, final, norm=True)
+        o = _as_tokens(model, scored.top_log_prob, scored.top)
+        ranks = _ranks(scored.log_prob, scored.rank)
         targets = [None] * len(o) if target is None else _token_ranks(model, flow.after, wanted)
         attention, ffn = share.attention.sum(0).tolist(), (share.all_cells + share.value_bias).sum(0).tolist()
         rows = zip(columns, r, y, o, ranks, targets, attention, ffn, strict=True)
@@ -140,7 +140,7 @@ def _predictions(
     )
     n = len(final)
     log_probs, ids = model.vocabulary.top(h, SHOWN, norm=True)
-    top = _rows(_said(model, log_probs.flatten(), ids.flatten()), ids.shape[1])
+    top = _rows(_as_tokens(model, log_probs.flatten(), ids.flatten()), ids.shape[1])
     finals = _token_ranks(model, h, final.repeat(len(h) // n))
     targets = [None] * len(h) if target is None else _token_ranks(model, h, torch.full_like(ids[:, 0], target))
     every = [Prediction(*given) for given in zip(top, finals, targets, strict=True)]
@@ -215,8 +215,8 @@ def _known(model: MemoryModel, index: Index | None, cells: set[tuple[Cell, Sign]
         norm = index is not None and index.manifest.values is not None and index.manifest.values.norm
         found = model.vocabulary.extremes(torch.stack(vectors), SHOWN, norm=norm)
         columns = (found.promoted_log_prob, found.promoted, found.promoted_z)
-        said = _said(model, *(column.flatten() for column in columns))
-        values |= zip(live, _rows(said, found.promoted.shape[1]), strict=True)
+        tokens = _as_tokens(model, *(column.flatten() for column in columns))
+        values |= zip(live, _rows(tokens, found.promoted.shape[1]), strict=True)
     return {key: (values[key], triggers.get(key)) for key in cells}
 
 
@@ -242,7 +242,7 @@ def _part(parts: Contributions, tensor: Float[Tensor, "k n"], row: int) -> Logit
     return LogitPart.of(tensor[:, row].tolist(), parts.scores)
 
 
-def _said(
+def _as_tokens(
     model: MemoryModel, log_prob: Float[Tensor, " n"], ids: Int[Tensor, " n"], z: Float[Tensor, " n"] | None = None
 ) -> list[TokenProbability]:
     """Tokens with their texts and probabilities."""
@@ -261,9 +261,9 @@ def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
 
 def _token_ranks(model: MemoryModel, h: Float[Tensor, "n d"], token: Int[Tensor, " n"]) -> list[TokenRank]:
     """What each vector gives its token."""
-    judged = model.vocabulary.score_token(h, token, norm=True)
-    return _ranks(judged.log_prob, judged.rank)
+    scored = model.vocabulary.score_token(h, token, norm=True)
+    return _ranks(scored.log_prob, scored.rank)
 
 
 def _ranks(log_prob: Float[Tensor, " n"], rank: Int[Tensor, " n"]) -> list[TokenRank]:
-    return [TokenRank(p, place) for p, place in zip(log_prob.exp().tolist(), rank.tolist(), strict=True)]
+    return [TokenRank(p, found) for p, found in zip(log_prob.exp().tolist(), rank.tolist(), strict=True)]
