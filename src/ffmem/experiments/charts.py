@@ -184,8 +184,8 @@ def _x(panel: Panel, field: str = "x:Q") -> Any:
 def _tooltips(panel: Panel) -> list[Any]:
     al = altair()
     points = [point for curve in panel.curves for point in curve.points]
-    place = al.Tooltip("at:Q", title="bin" if panel.axis is None else "layer", format="d")
-    found = [al.Tooltip("series:N", title="curve"), place, al.Tooltip("shown:N", title=panel.y)]
+    where = al.Tooltip("at:Q", title="bin" if panel.axis is None else "layer", format="d")
+    found = [al.Tooltip("series:N", title="curve"), where, al.Tooltip("shown:N", title=panel.y)]
     if any(point.low is not None for point in points):
         found.append(al.Tooltip("span:N", title="from"))
     if any(point.note for point in points):

@@ -55,8 +55,8 @@ def next_tokens(index: Index, layer: int, sign: Sign = "+", end: int | None = No
     # A layer's triggers lie together: only their part of the table is read.
     first, stop = (int(begin.min()), int((begin + own).max())) if own.any() else (0, 0)
     triggers = index.table("triggers").slice(first, stop - first)
-    places = (begin[:, None] - first + np.arange(used.shape[1]))[used]
-    row, position = (triggers.column(name).to_numpy()[places].astype(np.int64) for name in ("row", "position"))
+    rows = (begin[:, None] - first + np.arange(used.shape[1]))[used]
+    row, position = (triggers.column(name).to_numpy()[rows].astype(np.int64) for name in ("row", "position"))
 
     def spread(found: np.ndarray) -> np.ndarray:
         """Back to a row a cell."""
@@ -83,9 +83,9 @@ def token_at(index: Index, row: Int[np.ndarray, " n"], position: Int[np.ndarray,
         here = np.flatnonzero(within == number)
         offsets, tokens = batches[number].offsets.to_numpy(), batches[number].values.to_numpy()
         at = row[here] - begins[number]
-        place = offsets[at] + position[here]
-        inside = place < offsets[at + 1]
-        found[here[inside]] = tokens[place[inside]]
+        entry = offsets[at] + position[here]
+        inside = entry < offsets[at + 1]
+        found[here[inside]] = tokens[entry[inside]]
     return found
 
 

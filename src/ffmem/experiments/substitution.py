@@ -100,7 +100,7 @@ def _hooks(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Hook]:
         return keep
 
     def part(spot: str, m: Tensor) -> Tensor:
-        path, half = _place(spot)
+        path, half = _module_and_half(spot)
         if path not in kept:
             raise ModelError(f"{model.name}: {path!r} in layer {layer} was not called in front of its value matrix")
         tensor = kept[path] if half is None else kept[path].chunk(2, dim=-1)[half]
@@ -116,16 +116,16 @@ def _hooks(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Hook]:
         kept.clear()
         return None if new is None else ((new.to(m.dtype), *args[1:]), kwargs)
 
-    paths = dict.fromkeys(_place(spot)[0] for spot in (family.key, family.up) if spot is not None)
+    paths = dict.fromkeys(_module_and_half(spot)[0] for spot in (family.key, family.up) if spot is not None)
     for path in paths:
         yield Hook(module_at(block, path, "the keys"), "out", keeper(path))
     yield Hook(model.value_module(layer), "in", enter)
 
 
-def _place(spot: str) -> tuple[str, int | None]:
+def _module_and_half(spot: str) -> tuple[str, int | None]:
     """The module of a spot, and which half of its output.
 
-    >>> _place("mlp.gate_up_proj[1]"), _place("mlp.c_fc")
+    >>> _module_and_half("mlp.gate_up_proj[1]"), _module_and_half("mlp.c_fc")
     (('mlp.gate_up_proj', 1), ('mlp.c_fc', None))
     """
     path, _, half = spot.partition("[")

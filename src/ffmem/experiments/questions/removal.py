@@ -252,8 +252,8 @@ def read_coefficients(
 
     def visit(number: int, m: Tensor) -> None:
         which, row, column = (part[layer[wanted[0]] == number] for part in wanted)
-        places = (torch.from_numpy(part).to(m.device) for part in (row, column, cell[which]))
-        found[which] = m[tuple(places)].double().cpu().numpy()
+        indices = (torch.from_numpy(part).to(m.device) for part in (row, column, cell[which]))
+        found[which] = m[tuple(indices)].double().cpu().numpy()
 
     batches = plan_batches(lengths + start, BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"]))
     for done, rows in enumerate(batches, 1):
