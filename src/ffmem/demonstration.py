@@ -37,9 +37,9 @@ WIDTH = 110
 
 def agreement(view: CellView) -> float:
     """The share of a cell's triggers whose next token is its value's top token; the paper's agreement, over all triggers."""
-    said = view.value.top(1)[0].token.strip()
+    promised = view.value.top(1)[0].token.strip()
     nexts = [trigger.next.strip() for trigger in view.triggers if trigger.next]
-    return nexts.count(said) / len(nexts) if nexts else 0.0
+    return nexts.count(promised) / len(nexts) if nexts else 0.0
 
 
 def worth_seeing(index: Index, count: int = SHOWN) -> list[CellView]:
@@ -51,14 +51,14 @@ def worth_seeing(index: Index, count: int = SHOWN) -> list[CellView]:
     from ffmem.experiments.next_tokens import next_tokens, token_counts
 
     promoted = index.table("values").column("promoted")
-    said = np.concatenate([chunk.values.to_numpy()[chunk.offsets.to_numpy()[:-1]] for chunk in promoted.chunks])
+    firsts = np.concatenate([chunk.values.to_numpy()[chunk.offsets.to_numpy()[:-1]] for chunk in promoted.chunks])
     counts = token_counts(index, len(index.table("tokens")))
     surprise = np.where(counts > 0, log(counts.sum()) - np.log(np.maximum(1, counts)), 0.0)
     scores = np.zeros(len(index))
     for layer in index.layers:
         first = index[Cell(layer, 0)].row
         tokens = next_tokens(index, layer)
-        own = said[first : first + tokens.cells]
+        own = firsts[first : first + tokens.cells]
         agreeing = (tokens.ids == own[:, None]).sum(1) / np.maximum(1, tokens.with_next)
         good = (tokens.with_next >= LEAST) & (agreeing >= AGREEING)
         scores[first : first + tokens.cells] = agreeing * surprise[own] * good
@@ -67,7 +67,7 @@ def worth_seeing(index: Index, count: int = SHOWN) -> list[CellView]:
     for row in np.argsort(-scores, kind="stable").tolist():
         layer, number = cells[row]
         others = [other for other in found if other.cell.layer == layer]
-        if scores[row] > 0 and len(others) < A_LAYER and all(said[row] != said[other.row] for other in found):
+        if scores[row] > 0 and len(others) < A_LAYER and all(firsts[row] != firsts[other.row] for other in found):
             found.append(index[Cell(layer, number)])
         if len(found) == count:
             break
@@ -105,8 +105,8 @@ def _print_cells(index: Index, cells: list[CellView]) -> None:
         "pocket encyclopedia.\nThese are cells whose value promotes what really follows their triggers, one a layer:\n"
     )
     for view in cells:
-        said = view.value.top(1)[0]
-        print(f"{view.name}  promotes {shown_token(said.token)}  (agrees with {agreement(view):.0%} of its triggers)")
+        first = view.value.top(1)[0]
+        print(f"{view.name}  promotes {shown_token(first.token)}  (agrees with {agreement(view):.0%} of its triggers)")
         for trigger in view.triggers[:4]:
             print(f"  {trigger.coefficient:6.2f}  {_end(visible(trigger.prefix))} ▸ {shown_token(trigger.next)}")
         print()
@@ -125,8 +125,8 @@ def _print_claims(index: Index) -> None:
 
     results = all_results(index)
     claims = judge_claims(results, all_results(index, CONTROL))
-    told = f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index. {summary(claims)}"
-    print(f"{fill(told, WIDTH)}\nThe residual stream already predicts what the model will say, layer by layer:")
+    intro = f"The paper's experiments, on {EXAMPLES} prefixes of articles kept out of the index. {summary(claims)}"
+    print(f"{fill(intro, WIDTH)}\nThe residual stream already predicts what the model will say, layer by layer:")
     for row in results["refinement"].rows:
         share = row["residual_matches_output"]
         print(f"  layer {row['layer']:2}  {'█' * round(40 * share)} {share:.0%}")

@@ -59,7 +59,7 @@ def ended(run: Callable[[], object], *, for_good: bool = False) -> NoReturn:
         _over = True
     except BaseException as error:
         _over = True
-        code = _told(error)
+        code = _exit_code(error)
     try:
         _flush()
     except OSError:
@@ -123,9 +123,9 @@ def _again(number: int, _: int, frame: FrameType | None) -> None:
 
     It is not sent: a library that ends may have put the default in the place of a handler, which would end us on the spot.
     """
-    heard = signal.getsignal(number)
-    if heard is not signal.SIG_IGN:
-        (heard if callable(heard) else _stop)(number, frame)
+    handler = signal.getsignal(number)
+    if handler is not signal.SIG_IGN:
+        (handler if callable(handler) else _stop)(number, frame)
 
 
 def _interrupted() -> bool:
@@ -136,7 +136,7 @@ def _interrupted() -> bool:
     return error is not None
 
 
-def _told(error: BaseException) -> Any:
+def _exit_code(error: BaseException) -> Any:
     """Print one line about the error that a program ends with, and give its exit code."""
     from ffmem.errors import FfmemError
 

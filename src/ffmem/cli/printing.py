@@ -56,8 +56,8 @@ def show_json(view: CellView, top: int | None) -> dict[str, Any]:
         "index": view.cell.index,
         "triggers": [trigger.as_dict() for trigger in (*view.triggers[:top], *view.negative_triggers[:top])],
         "value": {
-            "promoted": [_said(said) for said in view.value.top(shown)],
-            "suppressed": [_said(said) for said in view.value.bottom(shown)],
+            "promoted": [_token_as_dict(token) for token in view.value.top(shown)],
+            "suppressed": [_token_as_dict(token) for token in view.value.bottom(shown)],
             "max_probability": view.value.max_probability,
             "norm": view.value.norm,
         }
@@ -67,9 +67,9 @@ def show_json(view: CellView, top: int | None) -> dict[str, Any]:
     }
 
 
-def _said(said: TokenProbability) -> dict[str, Any]:
+def _token_as_dict(token: TokenProbability) -> dict[str, Any]:
     """A token that a value promotes or suppresses; a z that is no number is null."""
-    return vars(said) | {"z": said.z if said.z is not None and isfinite(said.z) else None}
+    return vars(token) | {"z": token.z if token.z is not None and isfinite(token.z) else None}
 
 
 def info_lines(index: Index, disk: int) -> list[str]:

@@ -17,13 +17,13 @@ def judge_claims(results: Results, controls: Results | None = None) -> list[Clai
 
     `controls` are the same experiments on a model of the same shape with random weights, as far as they were run.
     """
-    judged = []
+    claims = []
     for name, experiment in all_experiments().items():
         not_run = Finding("not measured", f"not run: ffmem experiments RUN {name}")
         for claim in experiment.claims():
             here, control = (_found(claim, of.get(name)) for of in (results, controls or {}))
-            judged.append(replace(claim, found=here or not_run, control=control))
-    return judged
+            claims.append(replace(claim, found=here or not_run, control=control))
+    return claims
 
 
 def _found(claim: Claim, result: Result | None) -> Finding | None:
@@ -52,13 +52,13 @@ def summary(claims: Sequence[Claim]) -> str:
         first += f": {yes} {_be(yes)} evidence, {none} {_be(none)} no evidence, since random weights do the same"
         if rest := len(worth) - yes - none:
             first += f", and {rest} cannot be told apart"
-    said: dict[Verdict, Callable[[int], str]] = {
+    phrases: dict[Verdict, Callable[[int], str]] = {
         "undecided": lambda n: f"{n} {_be(n)} undecided",
         "does not hold": lambda n: f"{n} {_do(n, 'do')} not hold",
         "does not apply": lambda n: f"{n} {_do(n, 'do')} not apply",
         "not measured": lambda n: f"{n} {'was' if n == 1 else 'were'} not measured",
     }
-    others = [say(counts[verdict]) for verdict, say in said.items() if counts[verdict]]
+    others = [say(counts[verdict]) for verdict, say in phrases.items() if counts[verdict]]
     last = ", ".join(others[:-1]) + (" and " if others[1:] else "") + others[-1] if others else ""
     return f"{first}. {last[:1].upper()}{last[1:]}{'.' if last else ''}".strip()
 

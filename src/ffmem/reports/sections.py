@@ -186,9 +186,9 @@ def _numbers(panel: Panel) -> Raw:
         curves = [curve for curve in panel.curves if curve.points and ("paper" in curve.name) == paper]
         if not curves:
             continue
-        by_place = [{point.at: point for point in curve.points} for curve in curves]
-        places = sorted({at for points in by_place for at in points} | (set() if paper else set(panel.empty)))
-        rows = [[at, *(_cell(panel, points.get(at), at) for points in by_place)] for at in places]
+        by_layer = [{point.at: point for point in curve.points} for curve in curves]
+        layers = sorted({at for points in by_layer for at in points} | (set() if paper else set(panel.empty)))
+        rows = [[at, *(_cell(panel, points.get(at), at) for points in by_layer)] for at in layers]
         what = "bin" if panel.axis is None else "layer"
         title = panel.title or ("the paper" if paper else "this model")
         columns = [f"{c.name} ({c.interval})" if any(p.low is not None for p in c.points) else c.name for c in curves]

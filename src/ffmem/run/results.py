@@ -120,9 +120,9 @@ class Result:
                 raise RunError(f"{index.path}: made anew since it was opened; the result {self.experiment} is not of it")
             with index.folder.writing(f"{name}.parquet") as path:
                 pq.write_table(self.table, path)
-            told = {"run": now.identity, **self.as_dict()}
+            content = {"run": now.identity, **self.as_dict()}
             with index.folder.writing(f"{name}.json") as path:
-                path.write_text(_written(told | {"hash": json_hash(told)}), "utf-8", "backslashreplace")
+                path.write_text(_written(content | {"hash": json_hash(content)}), "utf-8", "backslashreplace")
         return self
 
 
