@@ -15,12 +15,12 @@ _SALT = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of about equal length, padded on the right."""
+    """A batch: rows of about equal length, padded on the right."""
 
     ids: Int[np.ndarray, "batch columns"]
     """Token ids, the beginning-of-sentence token first where there is one."""
     lengths: Int[np.ndarray, " batch"]
-    """Tokens of each row, the beginning-of-sentence token not counted."""
+    """The number of tokens of each row, the beginning-of-sentence token not counted."""
     sentences: Int[np.ndarray, " batch"]
     """The number of each row's sentence in the corpus."""
     keys: Int[np.ndarray, "batch pos 2"]
@@ -30,7 +30,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all rows, without padding and beginning-of-sentence tokens."""
+        """The number of tokens of all rows, without padding and beginning-of-sentence tokens."""
         return int(self.lengths.sum())
 
 

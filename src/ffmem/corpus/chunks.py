@@ -26,29 +26,29 @@ class Records:
     """The records of a chunk: those that are read, and among them those whose texts are still wanted."""
 
     texts: list[str]
-    """Of the wanted records."""
+    """The texts of the wanted records."""
     numbers: Int[np.ndarray, " records"]
     """The number of each wanted record among those that are read, from 0 in the chunk."""
     positions: Int[np.ndarray, " records"]
-    """What tells the document of each wanted record from others in its source: the position of the article that it is in, or
+    """For each wanted record, a number that tells its document from others in the source: the position of its article, or
     its own."""
     digests: list[str]
     """The hash of all texts that are read up to the end of each wanted record, from the chunk's beginning on."""
     skipped: list[dict[str, int]]
-    """What was left out in the chunk before each wanted record."""
+    """For each wanted record, counts of what was left out in the chunk before it, by reason."""
     count: int
-    """The records that are read."""
+    """The number of records that are read."""
     found: int
-    """The records that there are; more than are read where these are a sample."""
+    """The number of records in the chunk; where a sample is read, more than `count`."""
     digest: str
     """The hash of all texts that are read."""
     skipped_in_all: dict[str, int]
     untitled: int
-    """Wanted records before the first title in the chunk: an article that is open where the chunk begins goes on in them."""
+    """The number of wanted records before the chunk's first title, whose article began in an earlier chunk."""
     article: int | None
-    """The position of the last title in the chunk."""
+    """The position of the last title in the chunk; None where there is none."""
     share: float | None
-    """The share of its stretch of the source that has been read with it."""
+    """The share of the stretch of the source that has been read once this chunk is."""
 
     def only(self, wanted: Bool[np.ndarray, " records"]) -> Records:
         """The same chunk, with the texts of these records only."""
@@ -116,15 +116,15 @@ class TokenizedChunk:
     """A chunk of records as sentences."""
 
     records: Records
-    """Without texts."""
+    """The records of the chunk; their texts are emptied, to be cheap to send."""
     sentences: Sentences
     units: Int[np.ndarray, " units"]
-    """Sentences of each unit: none if it has no token, several if it was longer than the model's context."""
+    """The number of sentences of each unit: none if it has no token, several if it was longer than the model's context."""
     units_of_records: Int[np.ndarray, " records"]
-    """Units of each record."""
+    """The number of units of each record."""
 
     def __len__(self) -> int:
-        """The number of its records."""
+        """The number of records in the chunk."""
         return len(self.units_of_records)
 
     @cached_property
@@ -148,7 +148,8 @@ class TokenizedChunk:
         return np.append(0, self.sentences.stops)[self.sentence_stops]
 
     def units_between(self, first: int, last: int, end: int | None = None) -> Int[np.ndarray, " units"]:
-        """Sentences of each unit of the records from `first` on and before `last`; if given, only before sentence `end`."""
+        """The numbers of sentences of the units of records `first` to `last`, `last` excluded; if given, only before
+        sentence `end`."""
         begin, stop = ((int(self.record_stops[record - 1]) if record else 0) for record in (first, last))
         units = self.units[begin:stop]
         if end is None:

@@ -26,9 +26,9 @@ from ffmem.corpus.wikitext import shows_marks
 from ffmem.errors import CorpusError
 
 PART_SHARDS = 2
-"""Shards of a part, about."""
+"""About how many shards a part has."""
 BYTES_A_TOKEN = 4
-"""About how long a token's text is."""
+"""About how many bytes of text a token has."""
 
 
 @dataclass
@@ -46,19 +46,19 @@ class Corpus:
     shard_tokens: int
     limit_tokens: int | None = None
     sample: Sample | None = None
-    """The records that are read, where not all are; they are numbered among themselves."""
+    """The sample of records that is read, None for all; sampled records are numbered among themselves."""
     plain: bool = False
-    """Whether WikiText's marks are turned back to plain text; hashes are of the text before."""
+    """Whether WikiText's marks are turned back to plain text; hashes are of the text as it was before."""
     workers: int = 1
-    """Processes that segment and tokenize."""
+    """The number of processes that segment and tokenize."""
     by_document: bool = False
-    """Whether the documents of sentences matter, so that parts must know the article that is open where they begin."""
+    """Whether sentences need their document's number, so that parts must know which article is open where they begin."""
     part_shards: int = PART_SHARDS
     _readers: Readers | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def tools(self) -> tuple[Segmenter, Encoder]:
-        """What makes sentences of records."""
+        """The segmenter and the encoder, which together make sentences of records."""
         return Segmenter(self.unit, self.language, plain=self.plain), self.encoder
 
     def parts(self) -> list[Part]:
@@ -165,7 +165,7 @@ class Corpus:
         yield from ended()
 
     def _mapped(self, chunks: Iterator[Chunk | Records]) -> Iterator[TokenizedChunk]:
-        """Tokenize chunks, in order: by processes where there are some, and more than a few chunks."""
+        """Tokenize chunks, in order: in other processes if there are `workers` and more than a few chunks, else here."""
         work = partial(tokenize, self.tools)
         if self.workers < 2 or not self.is_portable:
             yield from map(work, chunks)
@@ -181,14 +181,15 @@ class Corpus:
 
     @property
     def is_portable(self) -> bool:
-        """Whether other processes can have what makes sentences: nothing is of a class of the caller's script."""
+        """Whether segmenter and encoder can be sent to other processes: nothing in them is of a class of the caller's
+        script."""
         here = [*self.sources] + ([self.encoder.tokenizer] if self.encoder.engine is None else [])
         return CAN_FORK and not any(type(one).__module__ == "__main__" for one in here)
 
     def _left(
         self, part: Part, done: Mapping[int, Span], stopped: threading.Event | None = None
     ) -> Iterator[tuple[int, Chunk | Records]]:
-        """The chunks of a part that have something left to do, and the number of the range that each is from."""
+        """The chunks of a part that are not read yet, each with the number of the part's range that it is from."""
         if self.sample is None and not done:
             for number, chunk in self._chunks(part, stopped):
                 yield number, chunk
@@ -204,6 +205,7 @@ class Corpus:
             yield number, records.only(is_left)
 
     def _chunks(self, part: Part, stopped: threading.Event | None = None) -> Iterator[tuple[int, Chunk]]:
+        """All chunks of a part, each with the number of the part's range that it is from."""
         for number, here in enumerate(part.ranges):
             for chunk in chunks_of(self.sources[here.source], here.begin, here.end):
                 if stopped is not None and stopped.is_set():
@@ -211,7 +213,7 @@ class Corpus:
                 yield number, chunk
 
     def _records(self, part: Part, stopped: threading.Event | None = None) -> Iterator[tuple[int, Records]]:
-        """The records of a part that are read, looked at in this process."""
+        """The records of a part that are read (all, or those of the sample), looked at in this process."""
         if self.sample is None:
             for number, chunk in self._chunks(part, stopped):
                 yield number, look_at(chunk, plain=self.plain)
@@ -282,7 +284,8 @@ class Corpus:
         return read.digest
 
     def count(self, report: Callable[[float | None, str], None]) -> list[int]:
-        """The number of records of each part, read without segmenting or tokenizing them; `report` how far that is."""
+        """The number of records of each part, read without segmenting or tokenizing; `report` gets the share read and a
+        note."""
         if not all(map(can_be_read_again, self.sources)):
             raise CorpusError("a sample is drawn from a text that can be read twice: give a file or a list, not an iterator")
         counts: list[int] = []
@@ -294,7 +297,7 @@ class Corpus:
         return counts
 
     def shows_marks(self) -> bool:
-        """Whether it begins with text that has WikiText's marks; one that can be read only once is not looked at."""
+        """Whether the corpus begins with text that has WikiText's marks; False for one that can be read only once."""
         if not all(map(can_be_read_again, self.sources)):
             return False
         records = (found for part in self.parts() for _, found in self._records(part))

@@ -25,12 +25,12 @@ from ffmem.text import visible
 
 PACKED = (".gz", ".xz", ".bz2", ".zst")
 UNPACKED = 3
-"""About how many bytes of text a byte of a packed file holds."""
+"""About how many bytes of text one byte of a packed file holds."""
 POCKET = {"pocket": (True, True), "pocket:9/10": (True, False), "pocket:1/10": (False, True)}
-"""The names of the text that comes with ffmem, a pocket encyclopedia of 559 articles: all of them, all but every tenth,
-and every tenth. True is for what is read: of the nine, of the tenth."""
+"""The names of the text that comes with ffmem, a pocket encyclopedia of 559 articles: all of them, all but every tenth, and
+every tenth. The pair says whether the nine of ten, and whether the tenth, are read."""
 SPECIAL = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
-"""What is no file and might never end, or give its text once only."""
+"""The kinds of path that are no file, and might never end or give their text only once."""
 
 Version = tuple[int, int, int]
 """Size, time of change and inode of a file: what tells whether it was written to or replaced."""
@@ -46,27 +46,28 @@ class TextFile:
     path: Path
     headings: bool = False
     title: str | None = None
-    """What it is called where that is not its path."""
+    """The source's name where that is not its path."""
     max_record: int = MAX_RECORD
-    """Bytes of a line, at most."""
+    """The largest number of bytes that a line may have."""
     share: float = field(default=0.0, repr=False, compare=False)
-    """How much of it `records` has read."""
+    """The share of the file that `records` has read, from 0 to 1."""
 
     @property
     def name(self) -> str:
+        """The name by which messages and the manifest call the source: its title, or else its path."""
         return self.title or str(self.path)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can only be read from its beginning."""
+        """Whether the file can only be read from its beginning, as packed ones can."""
         return self.path.suffix.lower() in PACKED
 
     def size(self) -> int:
-        """The bytes of the file on disk."""
+        """The number of bytes of the file on disk."""
         return self.path.stat().st_size
 
     def fraction(self) -> float:
-        """How much of the file `records` has read."""
+        """The share of the file that `records` has read, from 0 to 1."""
         return self.share
 
     def pieces(self, size: int) -> list[Piece]:
@@ -153,12 +154,12 @@ class Lines:
 
     source: TextFile
     at: int
-    """Where it begins."""
+    """The byte of the file at which the chunk begins."""
     data: bytes
     share: float
-    """The share of the stretch of the file that has been read with it."""
+    """The share of the stretch of the file that has been read once this chunk is."""
     version: Version
-    """The file when it was opened."""
+    """The file's version (size, time of change, inode) when it was opened."""
 
     def records(self, skipped: Counter[str]) -> Iterator[Record]:
         """The records of the chunk; what is left out is counted in `skipped`."""
@@ -185,7 +186,8 @@ class Lines:
             at += len(raw) + 1
 
     def error(self, at: int, what: object) -> CorpusError:
-        """An error in the line that begins there; if somebody has written to the file meanwhile, that is what is wrong."""
+        """An error in the line that begins at a byte; if somebody has written to the file meanwhile, the error says that
+        instead."""
         path = self.source.path
         if _now(path) != self.version:
             return _rewritten(path)
@@ -201,6 +203,7 @@ class Pocket(TextFile):
 
     @property
     def is_whole(self) -> bool:
+        """Always true: the articles that are wanted are picked out while the whole text is read."""
         return True
 
     def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[Lines]:
@@ -235,7 +238,7 @@ class JsonLines(TextFile):
                 yield at, text
 
     def last_title(self, begin: int, end: int) -> None:
-        """There are no articles: every record is a document."""
+        """None, since JSON lines have no articles: every record is a document."""
 
     def _text(self, line: str, skipped: Counter[str]) -> str | None:
         try:
@@ -250,7 +253,7 @@ class JsonLines(TextFile):
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[BinaryIO]:
-    """A file opened to be read, and an error if it was written to, replaced or removed by the end.
+    """A file opened to be read; an error if it was written to, replaced or removed by the end of the block.
 
     Whoever stops reading before the end is told nothing.
     """
@@ -269,7 +272,7 @@ def unchanged(path: Path) -> Iterator[BinaryIO]:
 
 
 def special(path: Path) -> str:
-    """What is wrong with a path that names something other than a file, in words; empty for a file or nothing."""
+    """The error message for a path to a pipe, a socket or a device; empty for a file and for nothing."""
     mode = path.stat().st_mode
     for is_one, name in SPECIAL.items():
         if is_one(mode):

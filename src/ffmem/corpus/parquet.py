@@ -16,12 +16,12 @@ from ffmem.errors import CorpusError
 from ffmem.text import beginning, shown_size, visible
 
 ROWS = 64
-"""Rows that are unpacked together."""
+"""The number of rows that are unpacked together."""
 GROUP_RECORDS = 256
-"""A group of rows may unpack to as much as so many of the largest records that are allowed: a page of it, which can only be
-unpacked whole, may be all of it."""
+"""The most that a group of rows may unpack to, as a multiple of the largest record allowed: a page, which can only be
+unpacked whole, may be all of the group."""
 BUFFER = 1 << 20
-"""Bytes that are read from the file at a time."""
+"""The number of bytes that are read from the file at a time."""
 TEXT = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
@@ -32,20 +32,21 @@ class ParquetFile:
     path: Path
     column: str = "text"
     max_record: int = MAX_RECORD
-    """Bytes of a row's text, at most."""
+    """The largest number of bytes that a row's text may have."""
     share: float = 0.0
-    """How much of it `records` has read."""
+    """The share of the table that `records` has read, from 0 to 1."""
 
     @property
     def name(self) -> str:
+        """The name by which messages and the manifest call the source: its path."""
         return str(self.path)
 
     def size(self) -> int:
-        """The bytes of the file on disk."""
+        """The number of bytes of the file on disk."""
         return self.path.stat().st_size
 
     def fraction(self) -> float:
-        """How much of the file `records` has read."""
+        """The share of the table that `records` has read, from 0 to 1."""
         return self.share
 
     def pieces(self, size: int) -> list[Piece]:

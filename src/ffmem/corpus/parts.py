@@ -20,10 +20,10 @@ class Range:
     """A stretch of a source, in the source's own unit: bytes, rows, row groups, files."""
 
     source: int
-    """The number of the source."""
+    """The number of the source in the corpus, from 0."""
     begin: int
     end: int | None
-    """None where it goes to the source's end."""
+    """The end of the stretch, in the source's unit; None where it goes to the source's end."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class Part:
     number: int
     ranges: tuple[Range, ...]
     share: tuple[float, float] | None
-    """The share of the corpus before the part and up to its end, where sizes are known."""
+    """The share of the corpus before the part, and the share up to its end; None where sizes are not known."""
     article: int | None = None
-    """Where the article begins that is open at the part's beginning: a position in its first source; None where there is
-    none, or where nobody has looked."""
+    """The position, in the part's first source, of the article that is open where the part begins; None without one, or
+    where nobody has looked."""
 
     def share_read(self, number: int, share: float | None) -> float | None:
-        """The share of the corpus that has been read, with this share of the part's range number `number`."""
+        """The share of the corpus that has been read once `share` of the part's range `number` is; None where sizes are not
+        known."""
         if self.share is None or share is None:
             return None
         begin, end = self.share

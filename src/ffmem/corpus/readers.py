@@ -31,19 +31,19 @@ Common = TypeVar("Common")
 Result = TypeVar("Result")
 
 FEW = 8
-"""Items up to which starting processes takes longer than the work."""
+"""The number of items up to which starting processes takes longer than the work."""
 AHEAD = 3
-"""Items that are sent to each process before their results are asked for."""
+"""The number of items that are sent to each process before their results are asked for."""
 CAN_FORK = hasattr(os, "fork") and bool(sys.executable)
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ffmem.corpus.readers import serve; serve(sys.argv[2:])"
 )
 _ready: list[_Processes] = []
-"""Those that were started before they are needed."""
+"""Processes that `get_ready` has started before they are needed."""
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -134,7 +134,7 @@ class Readers:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the processes have been ended."""
+        """Whether the processes have been ended, so that nothing more can be computed."""
         return not self.processes.end.alive
 
     def close(self) -> None:

@@ -12,18 +12,18 @@ from ffmem.errors import CorpusError
 from ffmem.text import beginning, quoted, shown_size, visible
 
 MAX_RECORD = 10_000_000
-"""Bytes of a record, by default: longer than any book, and short enough to be held many times."""
+"""The most bytes that a record may have by default: longer than any book, and short enough to be held many times."""
 SMALLEST, LARGEST = 100, 10**12
-"""Bytes that a limit on records may be."""
+"""The smallest and the largest limit, in bytes, that can be set on the size of a record."""
 CHUNK = 1 << 17
-"""Bytes or characters of text that are read, segmented and tokenized together."""
+"""The number of bytes or characters of text that are read, segmented and tokenized together."""
 CHUNK_ROWS = 1 << 12
-"""Rows of a chunk, at most, however short they are."""
+"""The most rows that a chunk has, however short they are."""
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Piece = tuple[int, int | None, int | None]
-"""Where a stretch of a source begins and ends, in the source's own unit, and its bytes of text, where these are known."""
+"""The beginning and the end of a stretch of a source, in the source's own unit, and its bytes of text (None if unknown)."""
 Record = tuple[int, str | None]
 """The position of a record in its source, in the source's own unit, and its text; None in place of a text says that an
 article begins there."""
@@ -34,15 +34,15 @@ class Rows:
     """A chunk of consecutive rows: texts, and among them counts of what a source has left out by itself."""
 
     where: str
-    """What a row is called in an error, with `{}` in place of its number."""
+    """The name of a row in an error, with `{}` where its number goes."""
     first: int
     """The number of the first row."""
     values: list[Any]
     max_record: int
     share: float | None
-    """The share of the stretch of the source that has been read with these rows, where that is known."""
+    """The share of the stretch of the source that has been read once these rows are, None where it is not known."""
     before: int = 0
-    """What is added to a row's number to make its position."""
+    """The number that is added to a row's number to make its position."""
 
     def records(self, skipped: Counter[str]) -> Iterator[Record]:
         """The rows that have a text; those without are counted in `skipped`."""
@@ -95,7 +95,7 @@ def parse_size(size: str | int) -> int:
 
 
 def too_large(what: str, limit: int) -> CorpusError:
-    """An error for a record that is larger than one may be; `what` was found in its place."""
+    """An error for a record that is larger than one may be; `what` says, in words, what was found."""
     return CorpusError(
         f"expected a record of at most {shown_size(limit)}, found {what}: cut it into shorter ones, or allow it "
         "with a larger --max-record"
@@ -125,6 +125,6 @@ def text_of(value: object, skipped: Counter[str], limit: int) -> str | None:
 
 
 def _bytes(text: str, limit: int) -> int:
-    """Bytes of a text in UTF-8; no more than a bound on them where that is within the limit."""
+    """The number of bytes of a text in UTF-8; a quick upper bound where that is within the limit already."""
     most = len(text) if text.isascii() else 4 * len(text)
     return most if most <= limit or text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from ffmem.corpus.batches import mix
 
 STEP = 1 << 20
-"""Records whose hashes are compared at a time."""
+"""The number of records whose hashes are compared at a time."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Sample:
     size: int
     seed: int
     records: Sequence[int]
-    """Of each part of the whole corpus."""
+    """The number of records of each part of the whole corpus."""
 
     @cached_property
     def total(self) -> int:
-        """The records of the whole corpus."""
+        """The number of records of the whole corpus."""
         return sum(self.records)
 
     @cached_property

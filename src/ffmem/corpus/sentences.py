@@ -18,7 +18,7 @@ _WIDE_SPACE = re.compile(r"[^\S \t]")
 
 @dataclass(frozen=True)
 class Unit:
-    """What counts as one sentence: `sentence`, `line`, or `window:N`, every N tokens of a record.
+    """The kind of text that counts as one sentence: `sentence`, `line`, or `window:N`, every N tokens of a record.
 
     >>> Unit.parse("window:256")
     Unit(kind='window', tokens=256)
@@ -29,6 +29,7 @@ class Unit:
 
     @classmethod
     def parse(cls, text: str) -> Unit:
+        """Read `sentence`, `line` or `window:N`; an error for anything else."""
         if text in ("sentence", "line"):
             return cls(text)
         if match := re.fullmatch(r"window:([1-9][0-9]{0,17})", text):
@@ -46,9 +47,10 @@ class Segmenter:
         self.unit = unit
         self.language = language
         self.plain = plain
-        """Whether WikiText's marks are turned back to plain text first."""
+        """Whether WikiText's marks are turned back to plain text before a record is cut."""
 
     def split(self, record: str) -> Iterator[str]:
+        """The units of a record: its sentences, its lines, or the record whole where windows are cut from tokens."""
         record = plain(record) if self.plain else record
         if self.unit.kind == "window":
             yield record.strip()

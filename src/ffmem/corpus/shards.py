@@ -17,30 +17,31 @@ from ffmem.corpus.tokens import Sentences
 from ffmem.errors import CorpusError
 
 FIRST = 1 << 20
-"""Tokens of a run's first shard, if `shard_tokens` is no fewer; each is twice as large as the one before until it has its
-size. So work on large shards begins as soon as some text is ready."""
+"""The number of tokens of a run's first shard, if `shard_tokens` is no fewer; each shard is twice as large as the one before
+until it has its size, so that work on large shards begins as soon as some text is ready."""
 POSITION_BITS = 44
-"""A document is told by its source's number << POSITION_BITS, plus its position in the source."""
+"""The shift in a document's number, which is its source's number << POSITION_BITS, plus its position in the source."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a part has been read, always between two records. Those of consecutive stretches of text add up."""
+    """Counts of all that was read of a part up to a point between two records. Those of consecutive stretches of text add
+    up."""
 
     records: int = 0
     sentences: int = 0
     tokens: int = 0
     cut: int = 0
-    """Units that were longer than the model's context."""
+    """The number of units that were longer than the model's context."""
     without_tokens: int = 0
-    """Units that have no token."""
+    """The number of units that have no token."""
     digest: str = ""
     """A hash of the texts of all records."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """What was left out, and how often."""
+    """How often a record was left out, by reason."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a dict that JSON can hold."""
+        """The counts as a dict that JSON can hold."""
         return asdict(self)
 
     def __add__(self, other: Progress) -> Progress:
@@ -54,13 +55,13 @@ _COUNTS = ("records", "sentences", "tokens", "cut", "without_tokens")
 
 @dataclass(frozen=True)
 class Span:
-    """Where in its part a finished shard begins and ends."""
+    """The beginning and the end of a finished shard in its part."""
 
     since: Progress
     after: Progress
     last: bool
     full: bool = False
-    """Whether the limit on tokens was reached in it: no text behind it is read."""
+    """Whether the limit on tokens was reached in the shard, so that no text behind it is read."""
 
 
 @dataclass(frozen=True)
@@ -69,35 +70,36 @@ class Shard:
 
     part: int
     number: int
-    """From 0 in its part."""
+    """The shard's number in its part, from 0."""
     since: Progress
-    """The part before this shard."""
+    """The progress of the part before this shard."""
     sentences: Sentences
     documents: Int[np.ndarray, " sentences"]
-    """Of each sentence the document it is in, by a number that depends on neither parts nor shards."""
+    """The number of each sentence's document, which depends on neither parts nor shards."""
     after: Progress
-    """The part behind it."""
+    """The progress of the part behind this shard."""
     fraction: float | None
-    """The share of the whole corpus up to its end, where that is known."""
+    """The share of the whole corpus up to the shard's end; None where sizes are not known."""
     last: bool
     """Whether no other shard of the part follows."""
     full: bool = False
-    """Whether the limit on tokens was reached in it: no text behind it is read."""
+    """Whether the limit on tokens was reached in the shard, so that no text behind it is read."""
     _planned: dict[tuple[int, int], list[Int[np.ndarray, " rows"]]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def first(self) -> int:
-        """The number of its first sentence: the part's number << SENTENCE_BITS, plus sentences of the part before it."""
+        """The number of the shard's first sentence: the part's number << SENTENCE_BITS, plus sentences of the part before
+        it."""
         return (self.part << SENTENCE_BITS) | self.since.sentences
 
     @property
     def tokens(self) -> int:
-        """The tokens of its sentences."""
+        """The number of tokens of the shard's sentences."""
         return len(self.sentences.ids)
 
     @property
     def span(self) -> Span:
-        """Where in its part it begins and ends."""
+        """The beginning and the end of the shard in its part."""
         return Span(self.since, self.after, self.last, self.full)
 
     def batches(self, batch_tokens: int, bos: int | None, *, by_document: bool = False) -> Iterator[Batch]:
@@ -124,10 +126,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class RangeChunk:
-    """A chunk of a part, and where in its part it is."""
+    """A tokenized chunk of a part, with the number of the part's range that it is from."""
 
     range: int
-    """The number of the part's range that it is from."""
+    """The number of the range in the part, from 0."""
     chunk: TokenizedChunk
 
 
@@ -211,7 +213,7 @@ def assemble(
 
 
 def _within(chunk: TokenizedChunk, at: int, end: int, room: int | None) -> tuple[int, int]:
-    """The records and sentences of a chunk that are taken if its records from `at` to `end` have `room` tokens, as stops."""
+    """The first record and the first sentence of a chunk not taken, if its records from `at` to `end` have `room` tokens."""
     stop = int(chunk.sentence_stops[end - 1])
     begin = int(chunk.sentence_stops[at - 1]) if at else 0
     if room is not None:
@@ -224,7 +226,7 @@ def _within(chunk: TokenizedChunk, at: int, end: int, room: int | None) -> tuple
 
 
 def behind(done: Mapping[int, Span], number: int, progress: Progress) -> tuple[int, Progress]:
-    """The first shard from `number` on that is not done, and the part before it."""
+    """The number of the first shard from `number` on that is not done, and the progress of the part before it."""
     while number in done:
         if done[number].since.records != progress.records:
             raise changed(done[number].since)
@@ -234,7 +236,7 @@ def behind(done: Mapping[int, Span], number: int, progress: Progress) -> tuple[i
 
 
 def changed(since: Progress) -> CorpusError:
-    """An error: the text is not what it was when finished shards were read."""
+    """An error that says that the text is not what it was when finished shards were read."""
     return CorpusError(
         f"the corpus has changed since the run began (within the first {since.records:,} records of a part): "
         "restore it, or start over with --overwrite"

@@ -1,4 +1,4 @@
-"""Where text comes from: files, Hugging Face datasets, iterables. One record after another, never all at once."""
+"""Sources of text: files, Hugging Face datasets, iterables. They give one record after another, never all at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ffmem.text import visible
 
 LINES_OF_JSON = (".jsonl", ".ndjson")
 PIECES = 1 << 10
-"""Stretches that a Hugging Face dataset is read in, at most."""
+"""The most stretches that a Hugging Face dataset is read in."""
 ROW_BITS = 26
-"""The position of a dataset's row is the number of its file << ROW_BITS, plus its number in there."""
+"""The shift in the position of a dataset's row, which is the number of its file << ROW_BITS, plus its number in there."""
 LOOKED_AT = 64
-"""Items of a list that are looked at to tell how long its texts are."""
+"""The number of items of a list that are looked at to tell how long its texts are."""
 
 
 @runtime_checkable
@@ -39,20 +39,20 @@ class Source(Protocol):
         ...
 
     def fraction(self) -> float | None:
-        """How much of the source has been read, where that is known."""
+        """The share of the source that has been read, from 0 to 1; None where that is not known."""
         ...
 
     def size(self) -> int | None:
-        """Its size in bytes on disk, where it has one."""
+        """The number of bytes of the source on disk; None where it has no size."""
         ...
 
 
 class Chunk(Protocol):
-    """Some consecutive records of a source, which any process can look at."""
+    """A chunk: some consecutive records of a source, which any process can look at."""
 
     @property
     def share(self) -> float | None:
-        """The share of the stretch of the source that has been read with it, where that is known."""
+        """The share of the stretch of the source that has been read once this chunk is, None where it is not known."""
         ...
 
     def records(self, skipped: Counter[str]) -> Iterator[Record]: ...
@@ -85,7 +85,7 @@ def chunks_of(source: Source, begin: int, end: int | None) -> Iterator[Chunk]:
 
 
 def can_be_read_again(source: Source) -> bool:
-    """Whether a source gives its records more than once: an iterator does not."""
+    """Whether a source gives its records more than once, which an iterator does not."""
     return not isinstance(source, Texts) or source.is_sequence
 
 
@@ -104,6 +104,7 @@ class Dataset:
 
     @property
     def name(self) -> str:
+        """The name of the dataset as it is typed, `hf:ID,config=...`."""
         parts = [
             self.id,
             *([f"config={self.config}"] if self.config else []),
@@ -129,11 +130,11 @@ class Dataset:
         return cls(name, **chosen, max_record=max_record)
 
     def size(self) -> int | None:
-        """It has no size on disk."""
+        """None, since a dataset has no size on disk that is known."""
         return None
 
     def fraction(self) -> float | None:
-        """How much has been read is not known."""
+        """None, since a streamed dataset does not say how much of it has been read."""
         return None
 
     def pieces(self, size: int) -> list[Piece]:
@@ -167,7 +168,7 @@ class Dataset:
 
     @cached_property
     def _loaded(self) -> Any:
-        """The dataset, streamed."""
+        """The dataset, opened with the datasets package as a stream."""
         try:
             import datasets
         except ImportError as error:
@@ -196,19 +197,20 @@ class Texts:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether its items can be read from the middle, and again: a list, or a dataset that is in memory."""
+        """Whether items can be read from the middle, and again: those of a list, or of a dataset that is in memory."""
         return isinstance(self.texts, Sequence) or (hasattr(self.texts, "select") and hasattr(self.texts, "__len__"))
 
     def size(self) -> int | None:
-        """It has no size on disk."""
+        """None, since texts in memory have no size on disk."""
         return None
 
     def fraction(self) -> float | None:
-        """How much of the iterable `records` has read, where its length is known."""
+        """The share of the iterable that `records` has read; None where its length is not known."""
         return self.read / max(1, len(self.texts)) if self.is_sequence else None  # type: ignore[arg-type]
 
     def pieces(self, size: int) -> list[Piece]:
-        """Stretches of items that have about `size` bytes of text, judged by some of them; an iterator is a single one."""
+        """Stretches of items that have about `size` bytes of text, estimated from some of them; an iterator is one
+        stretch."""
         if not self.is_sequence:
             return [(0, None, None)]
         texts: Sequence[Any] = self.texts  # type: ignore[assignment]
@@ -229,12 +231,12 @@ class Texts:
             yield from (text for _, text in row.records(skipped) if text is not None)
 
     def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[Rows]:
-        """These items, some at a time."""
+        """The items from `begin` to `end`, in chunks."""
         total = None if not self.is_sequence else (len(self.texts) if end is None else end) - begin  # type: ignore[arg-type]
         return in_chunks(self._values(begin, end), "item {} of the corpus", begin, self.max_record, total)
 
     def _values(self, begin: int, end: int | None) -> Iterator[Any]:
-        """What stands for the text of each item."""
+        """The text of each item; None, or whatever else stands in its place, as it is."""
         texts: Any = self.texts
         items = (texts[number] for number in range(begin, end)) if self.is_sequence and end is not None else iter(texts)
         for number, value in enumerate(items, begin):

@@ -46,7 +46,8 @@ class Encoder:
 
     @cached_property
     def engine(self) -> Any:
-        """A copy, which takes a while for a large vocabulary."""
+        """A copy of the tokenizer's engine, which takes a while for a large vocabulary; None where the tokenizer does more
+        than it."""
         return _engine(self.tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class Encoder:
         return vars(self) | ({} if engine is None else {"tokenizer": None})
 
     def encode(self, texts: Sequence[str]) -> Iterator[list[Sentence]]:
-        """For every text its sentences: none if it has no token, several if it is longer than the limit."""
+        """The sentences of each text: none if it has no token, several if it is longer than the limit."""
         for text, (ids, offsets) in zip(texts, self._encoded(list(texts)), strict=True):
             ends = None if offsets is None else _ends(offsets)
             sentence = Sentence(text, np.array(ids, np.int32), ends)
@@ -64,7 +65,7 @@ class Encoder:
                 yield list(self._windows(*self.with_ends([sentence])))
 
     def _encoded(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]] | None]]:
-        """Ids and, where they are known, offsets."""
+        """The token ids of each text, and the offsets of its tokens where they are known."""
         if not texts:
             return  # some tokenizers refuse to be called for nothing
         if self.engine is not None:
@@ -128,21 +129,21 @@ class Sentences:
     text: UInt8[np.ndarray, " bytes"]
     """All texts one after the other, in UTF-8."""
     sizes: Int[np.ndarray, " sentences"]
-    """Bytes of each text."""
+    """The number of bytes of each sentence's text."""
     ids: Int[np.ndarray, " tokens"]
     lengths: Int[np.ndarray, " sentences"]
-    """Tokens of each sentence."""
+    """The number of tokens of each sentence."""
     ends: Int[np.ndarray, " tokens"]
-    """Of each token in its sentence's text; -1 where they are not known."""
+    """For each token, the number of characters of its sentence's text up to its end; -1 where that is not known."""
 
     @cached_property
     def stops(self) -> Int[np.ndarray, " sentences"]:
-        """Where in `ids` each sentence ends."""
+        """The index in `ids` behind the last token of each sentence."""
         return np.cumsum(self.lengths, dtype=np.int64)
 
     @cached_property
     def text_stops(self) -> Int[np.ndarray, " sentences"]:
-        """Where in `text` each one's ends."""
+        """The index in `text` behind the last byte of each sentence."""
         return np.cumsum(self.sizes, dtype=np.int64)
 
     @property
@@ -169,7 +170,7 @@ class Sentences:
         return (self[number] for number in range(len(self)))
 
     def between(self, first: int, last: int) -> Sentences:
-        """Those from `first` on and before `last`."""
+        """The sentences from number `first` on and before `last`."""
         if (first, last) == (0, len(self)):
             return self
         tokens, text = (
@@ -201,6 +202,7 @@ class Sentences:
 
     @staticmethod
     def of(sentences: Sequence[Sentence]) -> Sentences:
+        """Sentences in flat arrays from a list of single ones."""
         texts = [sentence.text.encode() for sentence in sentences]
         return Sentences(
             text=np.frombuffer(b"".join(texts), np.uint8),
@@ -212,6 +214,7 @@ class Sentences:
 
     @staticmethod
     def join(parts: Sequence[Sentences]) -> Sentences:
+        """One set of sentences from several, one behind the other."""
         return Sentences(
             text=np.concatenate([np.zeros(0, np.uint8), *(part.text for part in parts)]),
             sizes=np.concatenate([NONE, *(part.sizes for part in parts)]),

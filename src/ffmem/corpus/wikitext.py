@@ -7,14 +7,14 @@ from itertools import islice
 
 UNKNOWN = "<unk>"
 ELLIPSIS = "…"
-"""What stands for an unknown word in plain text: every reader knows it, while few tokenizers have a token for unknown words
-that their model was trained on."""
+"""The text that replaces an unknown word in plain text: every reader knows it, while few tokenizers have a token for unknown
+words that their model was trained on."""
 JOINED = {"@-@": "-", "@,@": ",", "@.@": "."}
-"""WikiText's own marks, which join what stands around them."""
+"""WikiText's own marks (such as `@-@`), which join the words on both sides."""
 LOOKED_AT = 1000
-"""Records at the beginning of a corpus that are looked at for them."""
+"""The number of records at the beginning of a corpus that are looked at for WikiText's marks."""
 MARKED = 0.02
-"""The share of these that must have one: in WikiText half of all lines do, elsewhere next to none."""
+"""The share of records that must have a mark: in WikiText half of all lines do, elsewhere next to none."""
 BEHIND = frozenset(",.;!?)]}%”’′″")
 """Marks that belong to the word before."""
 BEFORE = frozenset("([{$£€¥#“‘")
