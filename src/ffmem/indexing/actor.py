@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ffmem.run.manifest import Manifest
 
 TICK = 0.5
-"""Seconds between two reports of a worker on how far it has come."""
+"""The number of seconds between two reports of a worker on how far it has come."""
 PACKAGES = ("ffmem", "numpy", "pyarrow", "sentencex", "tokenizers", "transformers")
 """Packages that decide how the text is cut, so that their versions must be the same everywhere."""
 
@@ -33,12 +33,12 @@ class Job:
 
     run: str
     writer: str | None
-    """Who writes the run, where it is in an object store."""
+    """The name in which workers write a run that is in an object store; None for a folder."""
     manifest: Manifest
     corpus: Corpus
     parts: list[Part]
     coverage: dict[str, set[ShardId]]
-    """The shards that each worker's state covered when this was sent, by the worker's name."""
+    """The shards that each worker's state covered when the job was sent, by the worker's name."""
 
 
 class Actor:
@@ -53,14 +53,14 @@ class Actor:
         self.job: Job | None = None
         self.worker: Any = None
         self.tokens = 0
-        """Tokens that were read of the part that is being read."""
+        """The number of tokens that were read so far of the part that is being read."""
 
     def greet(self) -> tuple[str, int, dict[str, str]]:
-        """The machine, the process, and the versions of the packages there."""
+        """The name of the machine, the number of the process, and the versions of the packages there."""
         return platform.node(), os.getpid(), {name: version(name) for name in PACKAGES}
 
     def progress(self) -> int:
-        """The tokens that were read of the part that is being read, a while after they were asked for."""
+        """The number of tokens read so far of the part that is being read; the answer comes a while after the call."""
         time.sleep(TICK)
         return self.tokens
 
@@ -71,7 +71,7 @@ class Actor:
         forget()
 
     def model_info(self) -> ModelInfo:
-        """Load the model and say what it is."""
+        """Load the model, once, and give what a run notes of it."""
         import torch
 
         from ffmem.indexing.provenance import ModelInfo
@@ -83,17 +83,17 @@ class Actor:
         return ModelInfo.of(self.model)
 
     def count(self, job: list[Any], part: Part, room: int) -> int:
-        """The tokens of a part, or more than `room` where that is too little for it."""
+        """The number of tokens of a part, or `room` + 1 where it has more than `room`."""
         tokens = 0
         for shard in self._job(job).corpus.shards(part, room=room):
             tokens = room + 1 if shard.full else shard.after.tokens
         return tokens
 
     def read(self, job: list[Any], part: Part, room: int | None) -> int:
-        """Read a part, or what is left of it, until all of it is kept; the tokens that this process has read for it."""
+        """Read a part, or what is left of it, until all of it is kept; gives the number of tokens read by this process."""
         corpus = self._job(job).corpus
         worker = self.worker or self._take_up()
-        elsewhere = set().union(*(keys for name, keys in self.job.coverage.items() if name != self.name))  # type: ignore
+        elsewhere = set().union(*(shards for name, shards in self.job.coverage.items() if name != self.name))  # type: ignore
         self.tokens = 0
         for _, tokens in worker.read(corpus, [part], elsewhere, room):
             self.tokens += tokens
@@ -102,7 +102,7 @@ class Actor:
         return read
 
     def _job(self, job: list[Any]) -> Job:
-        """What is to be done; it travels once."""
+        """The job that was sent, which travels to this process only once."""
         if self.job is None:
             import ray
 
@@ -144,6 +144,7 @@ class Actor:
 
 
 def version(package: str) -> str:
+    """The version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -156,7 +156,7 @@ def _begun(
         if wanted["wikitext"] == "auto":  # the paper's own models have read the marks
             wanted["wikitext"] = "plain" if not reads_wikitext(info.facts.family) and text.shows_marks() else "keep"
             if wanted["wikitext"] == "plain":
-                _tell(quiet, _TURNED_BACK)
+                _note(quiet, _TURNED_BACK)
         text.plain = wanted["wikitext"] == "plain"
         if request.sample is not None:
             text.sample = _drawn(text, request.sample, request.seed, quiet)
@@ -179,7 +179,7 @@ def _begun(
     elif damaged := checkpoint.mend(folder, manifest.provenance):
         folder.log("damaged", files=damaged)
         names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
-        _tell(quiet, f"{folder.path}: damaged and left out: {names}; what they held is read again")
+        _note(quiet, f"{folder.path}: damaged and left out: {names}; what they held is read again")
     # It decides only whether the text can be read, so it may grow.
     manifest = replace(manifest, corpus=replace(manifest.corpus, max_record=int(request.max_record)))
     folder.write_manifest(manifest)
@@ -190,7 +190,7 @@ def _begun(
 def _several(
     model: Any, load: dict[str, Any], workers: int | None, devices: str | None, address: str | None, quiet: bool
 ) -> Iterator[Workers | None]:
-    """The workers that are asked for, started; None where this process does the work itself."""
+    """The workers that were asked for, started; None where this process does the work itself."""
     if workers is not None and workers < 1:
         raise FfmemError(f"expected at least 1 worker, found {workers}")
     if devices and address:
@@ -205,7 +205,7 @@ def _several(
     if not address and (devices or not get_ray().is_initialized()):
         here = share_out(load, workers, devices)
         if advice := crowded(here, threads):
-            _tell(quiet, advice)
+            _note(quiet, advice)
     else:
         with suppress(ModelError):  # a folder may be there for the workers alone
             model = known_name(model)
@@ -219,22 +219,22 @@ def _several(
             yield made
 
 
-def _tell(quiet: bool, what: str) -> None:
+def _note(quiet: bool, what: str) -> None:
     if not quiet:
         print(f"ffmem: {what}", file=sys.stderr, flush=True)
 
 
 def _drawn(text: Corpus, size: int, seed: int, quiet: bool) -> Sample:
-    """A sample of the corpus, all of which is read once for it."""
+    """A sample of the corpus; the whole corpus is read once to draw it."""
     with reporting("counting records", quiet=quiet) as reporter:
         found = Sample(size, seed, text.count(reporter.update))
     if found.total <= size:
-        _tell(quiet, f"the text has {found.total:,} records: the sample is all of them")
+        _note(quiet, f"the text has {found.total:,} records: the sample is all of them")
     return found
 
 
 def _worth_keeping(folder: RunFolder) -> bool:
-    """Whether a run has anything to lose: it is complete, or a shard of it is."""
+    """Whether the run is complete or has a finished shard, so that overwriting it would lose something."""
     manifest = folder.manifest()
     return manifest is not None and (manifest.is_complete or checkpoint.begun(folder))
 
@@ -247,7 +247,7 @@ def _opened(
     text: Corpus,
     model: MemoryModel | None,
 ) -> Index:
-    """A complete run, if it is of this model, corpus and settings."""
+    """A complete run as an index, if it is of this model, corpus and settings; else an error."""
     text.shard_tokens = agree(folder.path, manifest, wanted, info, text).shard_tokens
     text.sample = sample_of(manifest)
     check_same_corpus(folder.path, manifest, text)

@@ -1,4 +1,4 @@
-"""What workers leave behind after every shard, so that a run that is stopped anywhere goes on from there.
+"""Checkpoints: the files that workers leave after every shard, so that a run that is stopped anywhere goes on from there.
 
 A worker keeps one state: the triggers and counts of all shards that it has read, and which shards those are. What depends
 on the order of shards (sums of floats) or belongs to one shard alone (its sentences) is kept for each shard. A shard counts
@@ -33,11 +33,11 @@ from ffmem.run.folder import WORK, RunFolder, file_hash
 
 STATE, ENDING, SENTENCES = f"{WORK}/state-", ".safetensors", ".arrow"
 ShardId = tuple[int, int]
-"""Which shard: the number of its part, and its own in the part."""
+"""A shard by two numbers, from 0: that of its part, and its own in the part."""
 
 
 class Snapshot:
-    """A worker's findings, copied when it had read a shard, so that it may go on while they are written.
+    """A worker's findings, copied when it has read a shard, so that it may go on while they are written.
 
     The copies are made into the same memory every time, which a GPU can write to directly.
     """
@@ -70,18 +70,19 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Finished:
-    """A shard that was read, and what is its own."""
+    """A shard that was read, and what of the findings belongs to it alone."""
 
     shard: Shard
     sums: dict[str, Tensor]
-    """Its float sums, on the host."""
+    """The shard's sums of floats, on the host."""
     counted: dict[str, int]
-    """The positions that were computed for it, and the groups of batches that were read again."""
+    """The number of positions computed for the shard (`padded`), and of groups of batches that were read again
+    (`read_again`)."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a worker that has read all there is holds: its name, the shards that it covers, and its tensors on the host."""
+    """All that a worker holds once it has read its last shard: its name, the shards covered, and its tensors on the host."""
 
     worker: str
     covered: list[ShardId]
@@ -110,7 +111,7 @@ def save(
 
 
 def _save_own(folder: RunFolder, finished: Finished, snapshot: Snapshot, encoder: Encoder, provenance: str) -> None:
-    """Write a shard's sentences, those that triggers point to, and its sums."""
+    """Write what belongs to a shard alone: the sentences that triggers point to, and its sums."""
     shard = finished.shard
     numbers = snapshot.pointed_to(shard)
     sentences = shard.sentences.take(numbers - shard.first)
@@ -137,18 +138,19 @@ def _save_own(folder: RunFolder, finished: Finished, snapshot: Snapshot, encoder
 
 @dataclass(frozen=True)
 class Kept:
-    """A finished shard."""
+    """A finished shard as its own files describe it."""
 
     span: Span
     padded: int
-    """Positions that were computed for it, padding and beginning-of-sentence tokens included."""
+    """The number of positions computed for the shard, padding and beginning-of-sentence tokens included."""
     read_again: int
-    """Groups of batches and a layer that were read again, for want of room on a GPU."""
+    """The number of groups of batches, counted once a layer, that were read again because a GPU had no room for a hit."""
     sentences: str
-    """The hash of the file that holds its sentences."""
+    """The SHA-256 of the file that holds the shard's sentences."""
 
     @property
     def tokens(self) -> int:
+        """The number of tokens of the shard."""
         return self.span.after.tokens - self.span.since.tokens
 
 
@@ -186,7 +188,7 @@ def _state_covers(folder: RunFolder, state: str, provenance: str) -> set[ShardId
 
 
 def _is_whole(folder: RunFolder, there: set[str], shard: ShardId, provenance: str) -> bool:
-    """Whether a shard's own files are all there, as they were written, and of this shard and this run."""
+    """Whether a shard's own files are all there, unchanged since they were written, and of this shard and this run."""
     sentences, sums = own_files(shard)
     if not {sentences, sums} <= there:
         return False
@@ -223,12 +225,12 @@ def kept(folder: RunFolder, only: Iterable[ShardId] | None = None) -> dict[Shard
 
 
 def begun(folder: RunFolder) -> bool:
-    """Whether there is anything to lose."""
+    """Whether a run has any worker's state, so that deleting it would lose finished work."""
     return bool(_states(folder))
 
 
 def load(folder: RunFolder, worker: str, collectors: Mapping[int, LayerCollector]) -> list[ShardId]:
-    """Fill the collectors with a worker's state; the shards that it covers, none where there is none."""
+    """Fill the collectors with a worker's state; gives the shards that it covers, none where there is no state."""
     name = _state(worker)
     if not folder.exists(name):
         return []
@@ -256,13 +258,13 @@ def _covered(facts: Mapping[str, Any]) -> set[ShardId]:
 
 
 def own_files(shard: ShardId) -> tuple[str, str]:
-    """The names of the files that hold a shard's sentences, and its sums."""
+    """The names of the two files that hold a shard's sentences and its sums."""
     name = f"{WORK}/shard-{shard[0]:05d}-{shard[1]:06d}"
     return f"{name}{SENTENCES}", f"{name}{ENDING}"
 
 
 def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
-    """What a sealed file tells of itself, without its tensors, which are compared when they are used."""
+    """The facts in a sealed file; its tensors are neither read nor compared with their hash."""
     try:
         return read_facts(partial(folder.read_bytes, name))
     except SealError as error:
@@ -270,6 +272,7 @@ def _facts(folder: RunFolder, name: str) -> dict[str, Any]:
 
 
 def damaged_file(folder: RunFolder, name: str, why: object) -> RunError:
+    """The error for a file of unfinished work that is missing or damaged: the same command reads again what it held."""
     return RunError(
         f"{folder.location(name)}: missing or damaged ({why}); give the same command again: what it held is read again"
     )

@@ -1,4 +1,4 @@
-"""A Ray cluster: how it is reached or started, what a worker needs of it, and how many workers it has room for."""
+"""A Ray cluster: how it is reached or started, what a worker needs of it, and how many workers it can hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from ffmem.errors import FfmemError
 
 REACH = 10.0
-"""Seconds for a cluster's head to take up a connection; Ray itself would try for many minutes."""
+"""The number of seconds that a cluster's head has to answer; Ray itself would try for many minutes."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -24,11 +24,11 @@ QUIET = {
         "^(A worker died or was killed|.* worker.s. were killed due to|The node with node id|Task .* failed)"
     ),
 }
-"""What Ray finds in the environment, where nothing else is there."""
+"""Environment variables that keep Ray quiet, set where the user has not set them."""
 
 
 def get_ray() -> Any:
-    """The ray package, told to be quiet before it is imported."""
+    """The ray package, set to be quiet before it is imported; an error with what to install where it is missing."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -68,7 +68,7 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
 
 
 def _reach(address: str) -> None:
-    """An address with a port must answer, and in the protocol that Ray has."""
+    """An error unless something answers at an address with a port, in the protocol that Ray has."""
     found = re.fullmatch(r"(?:ray://)?(\[?([^/\[\]]+?)\]?:(\d+))", address)
     if found is None:
         return
@@ -98,7 +98,7 @@ def _unreachable(address: str, error: Exception) -> str:
 
 
 class Capacity:
-    """What a worker needs of a cluster whose machines Ray gives out, and how many workers there is room for."""
+    """The resources that one worker needs of a Ray cluster, and the number of workers that the cluster can hold."""
 
     def __init__(self, ray: Any, device: str, workers: int | None = None, *, spread: bool = False) -> None:
         if device.startswith("cuda:"):
@@ -109,21 +109,23 @@ class Capacity:
             self.needs["GPU"] = self._share(workers) if spread else 1
 
     def nodes(self) -> list[dict[str, float]]:
-        """What each machine that is alive has."""
+        """The resources of each machine of the cluster that is alive, by their names in Ray."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def count(self, what: str) -> int:
+        """The number of units of a resource (`CPU`, `GPU`) on all machines together."""
         return sum(int(node.get(what, 0)) for node in self.nodes())
 
     def _share(self, workers: int | None) -> int:
-        """GPUs of one machine over which a worker spreads its model: as many as there are for so many workers, or else all
-        that the machine with the fewest has."""
+        """The number of GPUs of one machine over which a worker spreads its model: as many as there are for so many
+        workers, or else all that the machine with the fewest has."""
         gpus = [found for node in self.nodes() if (found := int(node.get("GPU", 0)))] or [1]
         shares = range(max(gpus), 1, -1) if workers else [min(gpus)]
         return next((share for share in shares if sum(found // share for found in gpus) >= (workers or 1)), 1)
 
     def workers(self) -> int:
-        """How many workers there is room for: one a GPU or a share of them, or one a machine where there are none."""
+        """The number of workers that the cluster can hold: one a GPU or share of GPUs, or one a machine where there are
+        none."""
         if "GPU" in self.needs:
             return max(1, sum(int(node.get("GPU", 0)) // self.needs["GPU"] for node in self.nodes()))
         return max(1, sum(node.get("CPU", 0) >= 1 for node in self.nodes()))

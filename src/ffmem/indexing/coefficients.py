@@ -45,12 +45,12 @@ class DeviceBatch:
 
     @cached_property
     def tail(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """Row and column of all tokens that stand behind the shortest sentence's last column."""
+        """The row and the column of every token that stands behind the shortest sentence's last column."""
         row, column = (~self.padding).nonzero(as_tuple=True)
         return row, column + self.shortest
 
     def sample(self, every: int) -> Int[Tensor, "2 n"]:
-        """Row and column of the tokens whose sentence + position is a multiple of `every`."""
+        """The row and the column of every token whose sentence + position is a multiple of `every`."""
         if every not in self._samples:
             positions = np.arange(1, self.columns + 1)
             chosen = (self.batch.sentences[:, None] + positions) % every == 0
@@ -72,12 +72,12 @@ class Coefficients:
 
     @cached_property
     def highest(self) -> Float[Tensor, "batch cells"]:
-        """The largest coefficient of each cell in each sentence."""
+        """The largest coefficient of each cell in each sentence, as a tensor of sentences × cells."""
         return self._extreme(largest=True)
 
     @cached_property
     def lowest(self) -> Float[Tensor, "batch cells"]:
-        """The smallest coefficient of each cell in each sentence."""
+        """The smallest coefficient of each cell in each sentence, as a tensor of sentences × cells."""
         return self._extreme(largest=False)
 
     def _extreme(self, *, largest: bool) -> Float[Tensor, "batch cells"]:
@@ -91,7 +91,8 @@ class Coefficients:
 
     @cached_property
     def blocks(self) -> list[Float[Tensor, "rows columns cells"]]:
-        """Every token's coefficients: the columns that all sentences have, then all other tokens in one column."""
+        """Every token's coefficients in two blocks: the columns that all sentences have, then all other tokens in one
+        column."""
         found = [self.m[:, : self.batch.shortest]]
         if self.batch.shortest < self.m.shape[1]:
             row, column = self.batch.tail
@@ -99,6 +100,6 @@ class Coefficients:
         return found
 
     def sample(self, every: int) -> Float[Tensor, "n cells"]:
-        """The coefficients of one token in `every`: see `DeviceBatch.sample`."""
+        """The coefficients of the tokens whose sentence + position is a multiple of `every`."""
         row, column = self.batch.sample(every)
         return self.m[row, column]

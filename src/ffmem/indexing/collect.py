@@ -25,15 +25,15 @@ from ffmem.model.memories import MemoryModel
 from ffmem.run.manifest import Distinct
 
 UNMERGED = 1 << 14
-"""Sentences after which a GPU merges its pending hits at the latest: stale thresholds let too many pass."""
+"""The most sentences after which a GPU merges its pending hits: thresholds that are old let too many hits pass."""
 READY = 2
-"""Batches that are made before they are needed."""
+"""The number of batches that are made before they are needed."""
 GROUP = 16
-"""Batches that a GPU reads between two looks at its flags."""
+"""The number of batches that a GPU reads between two looks at its flags."""
 
 
 def can_fuse(device: torch.device, t: int, distinct: Distinct) -> bool:
-    """Whether the fused kernels can be used: on a GPU, for one prefix a sentence, for not too many triggers a cell."""
+    """Whether the fused kernels can be used: on a GPU with Triton, for one prefix a sentence, and t not too large."""
     if device.type != "cuda" or distinct == "none" or not find_spec("triton"):
         return False
     from ffmem.indexing.gpu import MOST
@@ -81,15 +81,15 @@ class LayerCollector:
         self.activation: Activation | None = None
         """The function that makes the coefficients, where a kernel may compute it: see `activate`."""
         self.nonfinite = torch.zeros(1, dtype=torch.int32, device=device)
-        """Raised by a kernel that has met a coefficient that is infinite or not a number."""
+        """A flag that a kernel raises when it has met a coefficient that is infinite or not a number."""
         self.overflows = 0
-        """Groups of batches that were read again, because a hit was lost."""
+        """The number of groups of batches that were read again because a hit was lost."""
         self.merged = self.unmerged = 0
-        """Sentences that a GPU's thresholds know of, and those read since the last merge."""
+        """The number of sentences that a GPU's thresholds know of, and the number read since the last merge."""
 
     @property
     def measured(self) -> int:
-        """Tokens that were measured for moments and histogram."""
+        """The number of tokens that were measured for moments and histogram."""
         return self.statistics.measured if self.statistics else 0
 
     def add(self, m: Float[Tensor, "batch pos cells"], batch: DeviceBatch) -> None:
@@ -164,18 +164,19 @@ class LayerCollector:
 
     @property
     def flags(self) -> list[Int[Tensor, "1"]]:
-        """What the kernels raise: first `nonfinite`, then for each sign whether a hit was lost for want of room."""
+        """The flags that kernels raise: first `nonfinite`, then for each sign whether a hit was lost because there was no
+        slot."""
         return [self.nonfinite, *(top.lost for top in self.top.values())]
 
     def end_shard(self) -> None:
-        """Let no hit be pending, and put the shard's sums of floats aside: they have to be added in the order of shards."""
+        """Merge all pending hits, and put the shard's sums of floats aside: they have to be added in the order of shards."""
         for top in self.top.values():
             top.flush()
         if self.statistics:
             self.statistics.end_shard()
 
     def merge(self, other: LayerCollector) -> None:
-        """Take in what another worker has found in other shards, in any order of workers; sums are left to `add_sums`."""
+        """Add what another worker has found in other shards, in any order of workers; sums are left to `add_sums`."""
         for sign, top in self.top.items():
             top.merge(other.top[sign])
             top.flush()
@@ -183,7 +184,7 @@ class LayerCollector:
             self.statistics.merge(other.statistics)
 
     def state(self) -> dict[str, Tensor]:
-        """All that adds up in any order of shards."""
+        """All tensors that add up in any order of shards, by `layer/...` names."""
         found = {f".{sign}.{name}": tensor for sign, top in self.top.items() for name, tensor in top.state().items()}
         if self.statistics:
             found |= {f"/{name}": tensor for name, tensor in self.statistics.state().items()}
@@ -197,7 +198,7 @@ class LayerCollector:
             self.statistics.load(_below(f"L{self.layer}/", state))
 
     def sums(self) -> dict[str, Tensor]:
-        """The sums of floats of the shard that was read last."""
+        """The sums of floats of the shard that was read last, by name."""
         sums = self.statistics.sums() if self.statistics else {}
         return {f"L{self.layer}/{name}": tensor for name, tensor in sums.items()}
 
@@ -208,7 +209,7 @@ class LayerCollector:
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of some tensors whose names begin so, by the rest of their names."""
+    """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -277,7 +278,8 @@ def raised_flags(collectors: dict[int, LayerCollector]) -> tuple[list[int], list
 
 
 def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, LayerCollector]) -> int:
-    """Read these batches once more, without kernels, for the layers where a hit was lost; how many layers that were."""
+    """Read these batches once more, without kernels, for the layers where a hit was lost; gives the number of those
+    layers."""
     nonfinite, lost = raised_flags(collectors)
     if nonfinite:
         raise not_finite(nonfinite[0], model.dtype, group)

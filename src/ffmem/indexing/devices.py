@@ -19,16 +19,17 @@ SEEN = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Devices:
-    """What a worker has."""
+    """The devices of one worker, as the arguments and the environment that its process begins with."""
 
     load: dict[str, Any]
-    """How it loads its model."""
+    """The keywords with which the worker loads its model."""
     environment: dict[str, str]
-    """What its process finds in its environment besides that of its parent."""
+    """Environment variables that the worker's process has besides those of its parent."""
 
 
 def share_out(load: dict[str, Any], workers: int | None, devices: str | None) -> list[Devices]:
-    """What each of these workers has, or a worker for each of these devices: "cuda:0,cuda:1", "cuda:0+cuda:1,cuda:2+cuda:3".
+    """The devices of each of so many workers, or of a worker for each of these devices: "cuda:0,cuda:1",
+    "cuda:0+cuda:1,cuda:2+cuda:3".
 
     `load` is how the model is loaded; with a device map the GPUs are shared out.
     """
@@ -39,7 +40,7 @@ def share_out(load: dict[str, Any], workers: int | None, devices: str | None) ->
 
 
 def crowded(found: list[Devices], threads: int) -> str:
-    """What to try where workers on the CPU have more threads than there are cores; empty where they have not."""
+    """Advice where workers on the CPU have more threads than there are cores; empty where they have not."""
     workers = sum(one.load["device"] == "cpu" for one in found)
     if workers < 2 or workers * threads <= cores():
         return ""
@@ -49,7 +50,7 @@ def crowded(found: list[Devices], threads: int) -> str:
 
 
 def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
-    """GPUs where there are some, unless the CPU is asked for."""
+    """A device, or GPUs joined by `+`, for each worker: GPUs where there are some, unless the CPU is asked for."""
     device, gpus = load.get("device", "auto"), torch.cuda.device_count()
     check_device_map(device, load.get("device_map"))
     if device not in ("auto", "cuda"):
@@ -68,7 +69,7 @@ def _shared_out(load: dict[str, Any], workers: int) -> list[str]:
 
 
 def _devices(load: dict[str, Any], device: str) -> Devices:
-    """A process that spreads its model over some GPUs sees no others."""
+    """The devices of a worker by their text; a process that spreads its model over some GPUs sees no others."""
     devices = [one.strip() for one in device.split("+")]
     if len(devices) == 1 and (not load.get("device_map") or devices == ["cpu"]):
         return Devices(load | {"device": device, "device_map": None}, {})

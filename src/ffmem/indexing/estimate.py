@@ -1,4 +1,4 @@
-"""What a run will take, told before it starts."""
+"""Estimates, shown before a run starts, of the tokens it will read and of the disk it will take."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ffmem.indexing.layer_statistics import cell_bytes, installed_statistics
 from ffmem.indexing.statistics import BUILT_IN, Statistic
 
 SAMPLE = 100
-"""Records of a source that are tokenized to estimate its tokens."""
+"""The number of records of a source that are tokenized to estimate its tokens."""
 OFTEN = 64
-"""Records between two looks at how much of a file has been read."""
+"""The number of records between two looks at how much of a file has been read."""
 AHEAD = 1 << 20
-"""Bytes of a file whose characters are counted to estimate its tokens."""
+"""The number of bytes of a file whose characters are counted to estimate its tokens."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take: cells, tokens (None where the size of the corpus is unknown) and at most so many bytes of disk.
+    """An estimate of a run: cells, tokens (None where the size of the corpus is unknown) and at most so many bytes of disk.
 
     `work_bytes` are needed beside the run while it is built.
     """
@@ -84,7 +84,7 @@ def _begin(corpus: Corpus, source: TextFile | Texts) -> tuple[float, float]:
 
 
 def state_bytes(t: int, signs: int, stats: bool) -> int:
-    """Bytes that a worker's state takes for one cell: 28 a trigger, and the state of its statistics with `stats`."""
+    """The bytes that a worker's state takes for one cell: 28 a trigger, and the state of its statistics with `stats`."""
     return 28 * t * signs + cell_bytes(_statistics(stats))[0]
 
 
@@ -104,7 +104,7 @@ def estimate(
     workers: int = 1,
     shards: int = 1,
 ) -> Estimate:
-    """The disk that a run takes, at most.
+    """The disk that a run takes, at most, in bytes.
 
     A trigger takes 20 bytes, the statistics of a cell 1,400, a sentence 300 (there are at most as many as triggers), a token
     of the vocabulary 16.

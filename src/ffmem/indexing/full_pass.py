@@ -45,7 +45,7 @@ from ffmem.run.manifest import Counts, Manifest
 
 
 class Pass:
-    """The making of one run, whose manifest is written and whose folder is locked."""
+    """The making of one run from first batch to tables; its manifest is already written and its folder locked."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class Pass:
         self.timing = timing
         self.folder, self.manifest, self.corpus, self.reporter = folder, manifest, corpus, reporter
         self.tokens = tokens
-        """About how many there are."""
+        """About how many tokens there are to read in all; None where that is unknown."""
         self.settings = manifest.settings
         self.parts = corpus.parts()
         kept = checkpoint.kept(folder)
         if kept and max(kept)[0] >= len(self.parts):
             raise CorpusError("the corpus has changed since the run began: restore it, or start over with --overwrite")
         self.state: State | None = None
-        """What this process holds when it has read the last shard, if it reads alone; it is not written."""
+        """The state of this process once it has read the last shard, if it reads alone; it is not written to disk."""
         self.shards = len(kept)
         self.before = sum(one.tokens for one in kept.values())
-        """Tokens that earlier calls have read."""
+        """The number of tokens that earlier calls have read."""
         self.read = self.shown = 0
         self.began = time.monotonic()
 
@@ -90,10 +90,10 @@ class Pass:
         self.finish()
 
     def alone(self, model: MemoryModel) -> Generator[None, None, None]:
-        """Read all parts in this process."""
+        """Read all parts in this process; yields after every batch."""
         coverage = checkpoint.coverage(self.folder)
         name = min(coverage, default="0")
-        elsewhere = set().union(*(keys for other, keys in coverage.items() if other != name))
+        elsewhere = set().union(*(shards for other, shards in coverage.items() if other != name))
         with closing(Worker(model, self.folder, self.manifest, name)) as worker:
             worker.check_covered(coverage.get(name, set()))
             with closing(worker.read(self.corpus, self.parts, elsewhere, self.settings.limit_tokens, ends=True)) as batches:
@@ -105,7 +105,7 @@ class Pass:
             self.state = worker.end()
 
     def by_many(self, workers: Workers) -> Generator[None, None, None]:
-        """Have all parts read by workers."""
+        """Have all parts read by workers; yields often, whether or not a part was finished."""
         job = workers.send(
             Job(
                 run=str(self.folder.path.absolute() if isinstance(self.folder.path, Path) else self.folder.path),
@@ -130,7 +130,7 @@ class Pass:
             yield
 
     def parts_to_read(self, workers: Workers, job: Any) -> Generator[None, None, list[tuple[Part, int | None]]]:
-        """The parts that are to be read and, under a limit on tokens, for how many of them there is room in each.
+        """The parts that are to be read, each with the most tokens that may be read of it (None without a limit on tokens).
 
         Only those are counted that the limit may fall in.
         """
@@ -153,6 +153,7 @@ class Pass:
         return to_read
 
     def report(self, fraction: float | None, doing: str, reading: int = 0) -> None:
+        """Show how many tokens were read, and how fast; `reading` are tokens of parts that are not finished yet."""
         self.shown = max(self.shown, self.read + reading)  # a worker that is lost loses what it has read
         speed = self.shown / max(1e-9, time.monotonic() - self.began)
         read = self.before + self.shown
@@ -160,10 +161,12 @@ class Pass:
         self.reporter.update(share, f"{doing}, {read:,} tokens, {speed:,.0f} tokens/s")
 
     def write_tokens(self, info: ModelInfo) -> None:
+        """Write the table of tokens, which depends on the tokenizer alone."""
         size = max(info.facts.vocabulary, len(info.tokenizer))
         self.write(TOKENS, TOKEN_SCHEMA, [token_batch(vocabulary_texts(info.tokenizer, size))])
 
     def write(self, name: str, schema: Any, batches: Iterable[Any]) -> None:
+        """Write a table of the run under its name, whole or not at all."""
         with self.folder.writing(name) as path:
             write_table(path, schema, batches)
 
@@ -221,14 +224,15 @@ class Pass:
         self.folder.log("timing", **self.timing.seconds)
 
     def covered(self) -> set[ShardId]:
-        """The shards that are in a state, on disk or held by this process."""
+        """The shards that some worker's state covers, on disk or in this process."""
         coverage = checkpoint.coverage(self.folder)
         if self.state is not None:
             coverage[self.state.worker] = set(self.state.covered)
         return set().union(*coverage.values())
 
     def ends(self, kept: dict[ShardId, Kept]) -> Iterator[Progress]:
-        """How far each part was read, up to the one in which a limit was reached; an error where shards are missing."""
+        """The progress at the end of each part, up to the one in which a limit was reached; an error where shards are
+        missing."""
         for part in self.parts:
             numbers = [number for at, number in kept if at == part.number]
             last = kept[part.number, numbers[-1]].span if numbers else None
@@ -243,6 +247,7 @@ class Pass:
                 return
 
     def nothing_to_read(self, read: Progress) -> str:
+        """The error message for a corpus without any sentence to read: what was expected, found and left out."""
         names = ", ".join(source.name for source in self.corpus.sources)
         if self.settings.limit_tokens is not None and read.records:
             return f"the first sentence of {names} has more than the {self.settings.limit_tokens} tokens of --limit-tokens"

@@ -24,29 +24,32 @@ ROWS, BLOCK, COLUMNS = 8, 256, 16
 """Sentences and cells that one program of `sift` reads, and prefixes that it reads at a time. A thread has eight
 neighbouring cells, sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
 BUSY = 2112
-"""Programs that keep a large GPU busy, 16 for each processor: where there would be fewer, each reads one sentence only."""
+"""The number of programs that keep a large GPU busy, 16 for each processor: where there would be fewer, each reads one
+sentence only."""
 ACTIVATED_COLUMNS = 8
-"""Prefixes that are read at a time where the activation is made too, which takes registers."""
+"""The number of prefixes that are read at a time where the activation is computed too, which takes registers."""
 TALLY_PROGRAMS = 32
-"""Programs a block of cells that add up what was counted."""
+"""The number of programs that add up what was counted, for each block of cells."""
 PACKED = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}
-"""Types of which a GPU compares two numbers at a time; up to `FEW` columns their firings are counted two at a time too."""
+"""Number types of which a GPU compares two at a time; up to `FEW` columns, firings are counted two at a time too."""
 FEW = (1 << 15) - 1
 ADD_PROGRAMS = 4224
-"""Programs that put hits into pending slots: 32 for each processor of a large GPU. In the beginning everything passes."""
+"""The number of programs that put hits into pending slots: 32 for each processor of a large GPU, since at the beginning
+of a run everything passes."""
 NOTES = 4
-"""Notes a cell that there is room for, as a multiple of its pending slots: most are of prefixes that are held already."""
+"""The number of notes there is room for, as a multiple of a cell's pending slots: most notes are of prefixes already
+held."""
 OVERFLOW = 1 << 16
-"""Hits of a layer and sign that the overflow list holds."""
+"""The number of hits of a layer and sign that the overflow list holds."""
 RETRY_PROGRAMS = 264
-"""Programs that offer the hits of the overflow list again: there are few."""
+"""The number of programs that offer the hits of the overflow list again: there are few such hits."""
 RETRIES = 2
-"""Times that the overflow list is offered at each merge: a cell may find many times as many hits as it has slots at a place
-where the text changes."""
+"""How often the overflow list is offered at each merge: where the text changes, a cell may find many times as many hits
+as it has slots."""
 SEARCHED = 128
-"""Prefixes of a hit's sentence that are read together to find its position."""
+"""The number of prefixes of a hit's sentence that are read together to find its position."""
 PAIRS = 16
-"""Hits that `merge` compares with all others at a time."""
+"""The number of hits that `merge` compares with all others at a time."""
 MOST = 256
 """The largest t that these kernels are for: `merge` compares all hits of a cell with one another."""
 
@@ -64,20 +67,20 @@ class GpuTopTriggers(TopTriggers):
         )
         self.coefficient, self.place, self.key = (slots[:, :t] for slots in self.slots)
         self.pending = torch.zeros(cells, dtype=torch.int32, device=device)
-        """Pending hits of each cell; more than there are slots where some found none."""
+        """The number of pending hits of each cell; larger than the number of slots where some hits found none."""
         self.bound = torch.zeros(cells, device=device)
-        """The thresholds side by side in memory, as the kernels read them."""
+        """The thresholds of all cells side by side in memory, as the kernels read them."""
         # One tensor each, so that all are aligned alike: a kernel is compiled once for each alignment.
         self.overflow = [_overflow_list(device) for _ in range(2)]
         """Hits that found no slot, in the first list. Those that find none again go into the second, and the two change
         places."""
         self.overflow_count = [torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2)]
         self.lost = torch.zeros(1, dtype=torch.int32, device=device)
-        """Above 0 once a hit has been lost because the overflow list was full."""
+        """A number above 0 once a hit has been lost because the overflow list was full."""
 
     @property
     def pending_slots(self) -> int:
-        """How many hits of one cell may be pending."""
+        """The number of hits of one cell that may be pending."""
         return self.width - self.t
 
     def merge_pending(self) -> None:
@@ -127,12 +130,13 @@ class GpuTopTriggers(TopTriggers):
         self.bound.copy_(self.threshold)
 
     def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave, with nothing pending."""
         super().load(state)
         self.bound.copy_(self.threshold)
 
 
 def _overflow_list(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for the cell, coefficient, place and key of `OVERFLOW` hits."""
+    """An empty overflow list: tensors for the cell, coefficient, place and key of `OVERFLOW` hits."""
     return (
         torch.zeros(OVERFLOW, dtype=torch.int64, device=device),
         torch.zeros(OVERFLOW, device=device),

@@ -71,7 +71,7 @@ def _count(fired, found, real, PACKED: tl.constexpr):
 @triton.jit
 @no_type_check
 def _activated(x, table, ACTIVATION: tl.constexpr, PACKED: tl.constexpr):
-    """What the activation makes of x; a function of 16-bit numbers is looked up in a table by their bits."""
+    """The activation of x; where x is 16-bit, it is looked up in a table by the bits of x."""
     if ACTIVATION == "relu":
         m = _larger(x, tl.zeros_like(x), PACKED)
     else:

@@ -20,18 +20,19 @@ from ffmem.text import visible
 GROUP = "ffmem.statistics"
 """The entry point group in which other packages name their statistics."""
 EVERY, GPU_EVERY = 16, 1024
-"""A sample measures the tokens with (sentence + position) divisible by this. A GPU reads much more text, and would be held
-up by more."""
+"""The divisors of (sentence + position) that choose the tokens a sample measures; a GPU reads much more text, and would
+be held up by measuring more."""
 ENOUGH = 1 << 15
-"""Tokens that a GPU measures all the same, where the corpus has them."""
+"""The number of tokens that a GPU measures all the same, where the corpus has as many."""
 STAGED = 1 << 23
-"""Coefficients of a sample that a GPU collects before it measures them: one batch at a time the steps would be too small."""
+"""The number of sampled coefficients that a GPU collects before it measures them: one batch at a time the steps would be
+too small."""
 CACHED = 1 << 20
-"""Coefficients that are measured at a time on a CPU: few enough to stay in its cache."""
+"""The number of coefficients that are measured at a time on a CPU: few enough to stay in its cache."""
 
 
 def sample_every(device: str, tokens: int | None) -> int:
-    """Of how many tokens a sample takes one, for a corpus of about so many.
+    """The divisor with which a sample measures one token in so many, for a corpus of about `tokens`.
 
     >>> sample_every("cpu", 10**9), sample_every("cuda", 10**9), sample_every("cuda", 2**20)
     (16, 1024, 32)
@@ -59,7 +60,7 @@ def installed_statistics() -> dict[str, type[Statistic]]:
 
 
 def _check(name: str, kind: Any, known: Mapping[str, type[Statistic]]) -> None:
-    """Find out at the beginning of a run what would stop it at its end."""
+    """Raise at the beginning of a run the error that a statistic would cause at its end."""
     if not (isinstance(kind, type) and issubclass(kind, Statistic)):
         raise TypeError(f"expected a Statistic, found {kind}")
     columns = {*CELL_COLUMNS, *(column for one in known.values() for column in one.schema.names)}
@@ -81,7 +82,7 @@ def statistics_named(names: Sequence[str]) -> dict[str, type[Statistic]]:
 
 
 def cell_bytes(kinds: Iterable[type[Statistic]]) -> tuple[int, int]:
-    """Bytes of a cell's statistics in a worker's state, and in the sums that belong to a shard."""
+    """The bytes of a cell's statistics in a worker's state, and in the sums that belong to a shard."""
     made = [kind(1, "cpu") for kind in kinds]
     state = sum(tensor.nbytes for one in made for tensor in one.state().values())
     return state, sum(getattr(one, name).nbytes for one in made for name in one.sums)
@@ -94,7 +95,7 @@ class LayerStatistics:
         self.each = {name: kind(cells, device) for name, kind in kinds.items()}
         self.schema = pa.schema([field for kind in kinds.values() for field in kind.schema])
         self.measured = 0
-        """Tokens that were measured."""
+        """The number of tokens that were measured."""
         self._latest = {name: tensor.clone() for name, tensor in self._running_sums().items()}
         self._staged: list[Tensor] = []
 
@@ -155,13 +156,13 @@ class LayerStatistics:
             raise FfmemError("more tokens were measured than a histogram's bins can count: use --stats sample")
 
     def state(self) -> dict[str, Tensor]:
-        """What adds up in any order of shards, by `statistic/tensor`."""
+        """The tensors that add up in any order of shards, by `statistic/tensor`."""
         self.flush()
         tensors = {f"{name}/{key}": tensor for name, one in self.each.items() for key, tensor in one.state().items()}
         return {**tensors, "measured": torch.tensor([self.measured])}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from tensors that `state` gave."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         self.measured = int(state["measured"])

@@ -1,4 +1,4 @@
-"""What all workers have found, merged: their states in any order, float sums and sentences in the order of shards."""
+"""The merge of all workers' findings: their states in any order, float sums and sentences in the order of shards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def merged(
 
 
 def shifts(shards: Mapping[ShardId, Kept]) -> Int[Tensor, " parts"]:
-    """What to add to the ids of each part's sentences, so that they are numbered from 0 through all parts."""
+    """For each part, the number to add to its sentences' ids so that sentences are numbered from 0 through all parts."""
     sentences: dict[int, int] = {}
     for (part, _), one in sorted(shards.items()):
         sentences[part] = one.span.after.sentences
@@ -67,7 +67,7 @@ def shifts(shards: Mapping[ShardId, Kept]) -> Int[Tensor, " parts"]:
 
 
 def renumber(collectors: Iterable[LayerCollector], shift: Int[Tensor, " parts"]) -> None:
-    """Let triggers point to sentences by the number that they have in the corpus."""
+    """Make triggers point to sentences by the number that these have in the corpus."""
     for collector in collectors:
         for top in collector.top.values():
             used = top.coefficient > 0

@@ -1,4 +1,4 @@
-"""What a large run takes before there is a machine for it: time, memory and disk, from a few measured rates (rates.json)."""
+"""A plan of a large run before there is a machine for it: time, memory and disk, from a few measured rates (rates.json)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffmem.text import shown_size
 
 @dataclass(frozen=True)
 class Plan:
-    """What reading so many tokens with a model takes: seconds, bytes, and the assumptions that they rest on."""
+    """The time, memory and disk that reading so many tokens with a model takes, and the assumptions that they rest on."""
 
     model: str
     cells: int
@@ -26,28 +26,28 @@ class Plan:
     workers: int
     gpus_a_worker: int
     tokens_a_second: float
-    """Of one worker."""
+    """The number of tokens that one worker reads in a second."""
     reading_seconds: float
     finishing_seconds: float
     """Seconds to merge what the workers found and to write the tables of the run."""
     text_cores: int
-    """Processor cores that segment and tokenize as fast as all workers together read."""
+    """The number of processor cores that segment and tokenize as fast as all workers together read."""
     weights_bytes: int
     gpu_bytes: int
-    """Weights, triggers and statistics of all cells, and a batch, on the GPUs of one worker together."""
+    """Bytes on the GPUs of one worker together: weights, triggers and statistics of all cells, and a batch."""
     host_bytes: int
-    """Memory of a worker's machine: the state that is being written, and the next."""
+    """Bytes of memory of a worker's machine: the state that is being written, and the next."""
     run_bytes: int
     work_bytes: int
-    """Disk that is needed beside the run while it is built."""
+    """Bytes of disk that are needed beside the run while it is built."""
     assumptions: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan for JSON."""
+        """The plan's fields as a dict for JSON."""
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The plan for people: what, and how much."""
+        """The plan as rows for people: a name, and its amount in words."""
         return [
             ("model", f"{self.model}: {shown_size(self.weights_bytes)} of weights, {self.cells:,} cells"),
             ("tokens", f"{self.tokens:,}"),
@@ -75,7 +75,7 @@ def plan(
     stats: bool = True,
     gpu_memory: int | float = 141,
 ) -> Plan:
-    """What an index of a model over so many tokens takes on so many GPUs of `gpu_memory` gigabytes.
+    """The time, memory and disk of an index of a model over so many tokens on so many GPUs of `gpu_memory` gigabytes.
 
     `model` is one of `ffmem.model.shape.SHAPES`, or what `load_model` takes by name: only its config is read.
 
@@ -157,7 +157,7 @@ def _gpus(count: int) -> str:
 
 
 def _duration(seconds: int | float) -> str:
-    """A time for people.
+    """A number of seconds as a duration for people.
 
     >>> _duration(100_000), _duration(5_000), _duration(300), _duration(2)
     ('28 hours', '83 minutes', '5 minutes', '2 seconds')

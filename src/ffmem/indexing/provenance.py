@@ -1,4 +1,4 @@
-"""What a run is made from: its model, corpus and environment, and whether a later call means the same."""
+"""The provenance of a run: its model, corpus and environment, and whether a later call means the same."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from ffmem.run.manifest import CorpusFacts, Manifest, ModelFacts, Settings, Toke
 from ffmem.run.model import check_same
 
 LAYER_BYTES = 1 << 30
-"""Of a batch's coefficients in one layer, at most, on a GPU with enough memory: the model makes several such tensors."""
+"""The most bytes that a batch's coefficients in one layer may take on a GPU with enough memory: the model makes several
+such tensors."""
 GPU_SHARE = 1 / 40
-"""Of its memory that they may take on a smaller one."""
+"""The share of a smaller GPU's memory that a batch's coefficients in one layer may take."""
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,31 @@ class ModelInfo:
     tokenizer: Any
     environment: dict[str, Any]
     layer_bytes: int
-    """Bytes that the coefficients of a batch in one layer may take."""
+    """The most bytes that the coefficients of a batch in one layer may take."""
     hashing: Future[str] | None = field(default=None, repr=False)
-    """The hash of the weights, where it is still being made; then the facts lack it."""
+    """The hash of the weights while it is still being computed, when the facts lack it; else None."""
 
     @staticmethod
     def of(model: MemoryModel, pool: Executor | None = None) -> ModelInfo:
-        """Hashes the weights, which takes a second for every few gigabytes; with a pool, while other things are done."""
+        """The information on a model; hashing its weights takes a second for every few gigabytes, and goes on in the pool
+        if one is given."""
         hashing = pool.submit(model.fingerprint) if pool else None
         facts = _model_facts(model, "" if hashing else model.fingerprint())
         return ModelInfo(facts, model.tokenizer, _environment(model), _layer_bytes(model), hashing)
 
     @property
     def hash(self) -> str:
-        """The hash of the model; waits for it."""
+        """The hash of the model; waits for it where it is still being computed."""
         return self.hashing.result() if self.hashing else self.facts.hash
 
     @cached_property
     def tokenizer_hash(self) -> str:
+        """The hash of all that the tokenizer makes of texts."""
         return tokenizer_hash(self.tokenizer)
 
     def differs(self, manifest: Manifest) -> str:
-        """How it is not what a run was begun with, in words; empty where it is. Threads are set to what they were."""
+        """The differences from what a run was begun with, in words, empty without any; sets torch's threads to what they
+        were then."""
         before = {"model": manifest.model.hash, "tokenizer": manifest.tokenizer.hash, **manifest.environment}
         before.pop("threads", None)
         now = {"model": self.hash, "tokenizer": self.tokenizer_hash, **self.environment}

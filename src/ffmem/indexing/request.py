@@ -1,4 +1,4 @@
-"""What a caller asks of a run, checked once, and how it becomes the settings of the run."""
+"""A caller's request for a run, checked once, and how it becomes the settings of the run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ffmem.model.tokens import check_bos
 from ffmem.run.manifest import MOST, Distinct, Settings
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 1 << 17}
-"""Tokens of a batch, at most, by the kind of device."""
+"""The most tokens of a batch, by the kind of device."""
 SHARD_TOKENS = {"cpu": 1 << 18, "cuda": 1 << 23}
-"""Tokens of a shard by the kind of device."""
+"""The number of tokens of a shard, by the kind of device."""
 FULL_STATISTICS = 1 << 15
-"""Tokens up to which statistics are full by default: a sample of fewer would be thin."""
+"""The number of tokens up to which statistics are full by default: a sample of fewer would be thin."""
 CHOICES = {
     "distinct": get_args(Distinct),
     "negative": ("auto", "on", "off"),
@@ -69,7 +69,7 @@ class Request:
             object.__setattr__(self, name, _count(name.replace("_", "-"), getattr(self, name)))
 
     def for_model(self, model: ModelInfo) -> dict[str, Any]:
-        """The settings by name, for this model; `auto` is left where the corpus or the device has to be asked."""
+        """The settings by name, for this model; those stay `auto` that depend on the corpus or the device."""
         facts = model.facts
         named = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "max_record"}
         return named | {
@@ -80,7 +80,7 @@ class Request:
         }
 
     def shard_size(self, model: ModelInfo) -> int:
-        """The tokens of a shard, on which the parts of the corpus depend too."""
+        """The number of tokens of a shard, on which the parts of the corpus depend too."""
         auto = SHARD_TOKENS.get(model.facts.device, SHARD_TOKENS["cpu"])
         return auto if self.shard_tokens == "auto" else int(self.shard_tokens)
 
@@ -110,7 +110,8 @@ def resolve(wanted: dict[str, Any], model: ModelInfo, about: Callable[[], int | 
 
 
 def auto_batch_tokens(cells: list[int], dtype: str, device: str, layer_bytes: int) -> int:
-    """As many as keep the device busy and fit well into its memory: a power of two. `cells` are those of each layer."""
+    """The number of tokens of a batch that keeps the device busy and fits well into its memory: a power of two. `cells`
+    are those of each layer."""
     width = max(cells) * getattr(torch, dtype).itemsize
     most = 1 << (max(1, layer_bytes // width).bit_length() - 1)
     return min(most, BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"]))

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 LARGEST_HEADER = 100_000_000
-"""Bytes that the format lets a header have."""
+"""The most bytes that the format lets a header have."""
 
 
 class SealError(ValueError):
-    """A file that is not as it was written, in words."""
+    """An error that says, in words, why a file is not as it was written."""
 
 
 def save_sealed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ def save_sealed(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 
 @contextmanager
 def as_os_errors() -> Iterator[None]:
-    """What stands in the way of writing safetensors is an OSError, as from any other writer."""
+    """Turn an error of safetensors in writing into an OSError, as any other writer would raise."""
     try:
         yield
     except safetensors.SafetensorError as error:

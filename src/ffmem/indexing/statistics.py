@@ -19,7 +19,7 @@ from ffmem.indexing.coefficients import Coefficients
 from ffmem.run.histogram import BINS, LOWEST, PER_OCTAVE, SIDE, ZERO
 
 BYTE = 255
-"""Columns whose firings fit into one byte."""
+"""The number of columns up to which a sentence's firings fit into one byte."""
 
 
 class Statistic:
@@ -32,7 +32,7 @@ class Statistic:
     """
 
     schema: ClassVar[pa.Schema]
-    """The columns that it adds to the table of cells."""
+    """The columns that the statistic adds to the table of cells."""
     sums: ClassVar[tuple[str, ...]] = ()
     """Tensors that hold sums of floats. Rounding depends on the order, so they are kept for each shard, and added in the
     order of shards when the run is finished."""
@@ -40,19 +40,19 @@ class Statistic:
     """Tensors that the fused GPU kernel adds to by itself, so that `add` is not called where it reads. It knows `active`,
     `maximum` and `minimum` only; what has none is read by plain torch on a GPU too."""
     row_bytes: ClassVar[int] = 8
-    """About how many bytes its columns take for each cell."""
+    """About how many bytes the statistic's columns take for each cell."""
 
     def __init__(self, cells: int, device: torch.device | str) -> None:
         raise NotImplementedError
 
     def add(self, found: Coefficients) -> None:
-        """Take in a batch: every token of it."""
+        """Add a batch, every token of it."""
 
     def measure(self, x: Float[Tensor, "n cells"]) -> None:
-        """Take in some measured tokens (with `--stats full` all tokens, else a sample); `x` must not be changed in place."""
+        """Add some measured tokens (with `--stats full` all tokens, else a sample); `x` must not be changed in place."""
 
     def merge(self, other: Any) -> None:
-        """Take in what another worker has found in other shards, sums left out."""
+        """Add what another worker has found in other shards, sums left out."""
         for name, tensor in self.state().items():
             tensor.add_(getattr(other, name))
 
@@ -70,7 +70,7 @@ class Statistic:
 
 
 class Firings(Statistic):
-    """How many tokens have a coefficient above 0, in the column `active`."""
+    """The number of tokens with a coefficient above 0, in the column `active`."""
 
     schema = pa.schema([("active", pa.int64())])
     in_kernel = ("active",)
@@ -136,7 +136,7 @@ class Moments(Statistic):
 
 
 class Histogram(Statistic):
-    """How many measured tokens' coefficients fall into each bin of `ffmem.run.histogram`.
+    """The number of measured tokens whose coefficient falls into each bin of `ffmem.run.histogram`.
 
     The columns are lists of equal length: `bins`, those in use in ascending order, and `counts`, of each of them.
     """

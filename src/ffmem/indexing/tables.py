@@ -44,7 +44,7 @@ TOKEN_SCHEMA = pa.schema([("text", pa.string())])
 
 
 def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """An uncompressed Arrow file, so that a reader can map it and touch only what it needs."""
+    """Write an uncompressed Arrow file, so that a reader can map it and touch only what it needs."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)

@@ -18,13 +18,13 @@ POSITION_BITS = 20
 EMPTY = torch.iinfo(torch.int64).max
 """The place of a slot that holds no trigger: behind all others."""
 GATHERED = 1 << 22
-"""Coefficients gathered at a time to find where in its sentence a hit stands."""
+"""The number of coefficients gathered at a time to find where in its sentence a hit stands."""
 COMPARED = 1 << 20
-"""Up to so many comparisons of a new hit's key with the held ones, it is worth while to drop repeated prefixes at once."""
+"""The number of comparisons of a new hit's key with the held ones up to which it pays to drop repeated prefixes at once."""
 CANDIDATES = 1 << 23
-"""Hits that are looked at together: the first batches, without thresholds, offer very many."""
+"""The number of hits that are looked at together: the first batches, without thresholds, offer very many."""
 DENSE = 12
-"""Where more than one pair of sentence and cell in so many passes, reading every row is cheaper than gathering some."""
+"""Rows are read whole, not gathered, where more than one pair of sentence and cell in this many passes: it is cheaper."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Hits:
 
     @staticmethod
     def cat(parts: list[Hits]) -> Hits:
+        """One set of hits from several, one behind the other."""
         return Hits(
             torch.cat([part.cell for part in parts]),
             torch.cat([part.coefficient for part in parts]),
@@ -57,7 +58,7 @@ class Hits:
 
 
 def place_of(sentence: Int[Tensor, "*n"], position: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    """One integer for a sentence's number and a position in it; comparing two of them is comparing ties."""
+    """The place of a prefix: one integer for its sentence's number and its position; the smaller place wins a tie."""
     return (sentence << POSITION_BITS) | position
 
 
@@ -92,11 +93,11 @@ class TopTriggers:
 
     @property
     def threshold(self) -> Float[Tensor, " cells"]:
-        """What a hit must reach: the t-th best coefficient, 0 where there are fewer."""
+        """The coefficient that a hit must reach, for each cell: its t-th best, 0 where there are fewer."""
         return self.coefficient[:, -1]
 
     def passes(self, best: Float[Tensor, "n cells"]) -> tuple[Int[Tensor, " k"], Int[Tensor, " k"]]:
-        """Row and cell of every coefficient that is above 0 and not below its cell's threshold."""
+        """The row and the cell of every coefficient that is above 0 and not below its cell's threshold."""
         mask = best >= self.threshold.to(best.dtype)
         if not self.full:
             mask &= best > 0
@@ -104,7 +105,7 @@ class TopTriggers:
         return rows, cells
 
     def add(self, hits: Hits) -> None:
-        """Take hits that passed the threshold; one that equals it enters only if its place is before the last trigger's."""
+        """Add hits that passed the threshold; one that equals it enters only if its place is before the last trigger's."""
         hits = Hits(hits.cell, hits.coefficient.float(), hits.place, hits.key)
         late = hits.coefficient == self.threshold[hits.cell]
         if late.any():
@@ -123,7 +124,7 @@ class TopTriggers:
             self.flush()
 
     def flush(self) -> None:
-        """Merge the pending hits in: sort all, drop repeated keys, keep the first t of each cell."""
+        """Merge in the pending hits: sort all, drop repeated keys, keep the first t of each cell."""
         if not self._pending:
             return
         hits = Hits.cat([self._held(), *self._pending])
@@ -147,7 +148,7 @@ class TopTriggers:
         return Hits(cell, self.coefficient[cell, slot], self.place[cell, slot], self.key[cell, slot])
 
     def merge(self, other: TopTriggers) -> None:
-        """Take in the triggers of another part of the corpus; parts may be merged in any order."""
+        """Merge in the triggers of another part of the corpus; parts may be merged in any order."""
         other.flush()
         hits = other._held()
         self.add(hits[hits.coefficient >= self.threshold[hits.cell]])
@@ -158,7 +159,7 @@ class TopTriggers:
         return {name: getattr(self, name).contiguous() for name in ("coefficient", "place", "key")}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from tensors that `state` gave."""
         for name in ("coefficient", "place", "key"):
             getattr(self, name).copy_(state[name])
         self.full = bool((self.threshold > 0).all())

@@ -1,4 +1,4 @@
-"""What every cell's value says: its most promoted and most suppressed tokens, streamed over all cells of a run."""
+"""The projection of every cell's value: its most promoted and most suppressed tokens, streamed over all cells of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ffmem.run.model import VALUE_SCHEMA, model_of, project
 from ffmem.run.reader import Index, open_index
 
 CHUNK, GPU_CHUNK = 1024, 1 << 15
-"""Cells projected between two reports, on a CPU and on a GPU."""
+"""The number of cells projected between two reports, on a CPU and on a GPU."""
 
 
 def values(

@@ -48,9 +48,10 @@ class Worker:
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
         self.holds = model.device.type == "cuda"
-        """Whether finished shards are held while earlier ones are being written, in place of waiting for that."""
+        """Whether finished shards are held in memory while earlier ones are being written, instead of waiting for the
+        disk."""
         self._finished: list[Finished] = []
-        """Shards that were read while earlier ones were being written."""
+        """The shards that were read while earlier ones were being written."""
 
     def take_up(self) -> None:
         """Make the collectors, filled with what an earlier worker has left, and the memory for their snapshots."""
@@ -125,7 +126,7 @@ class Worker:
         self._finished.append(finished)
 
     def _save(self, name: str | None) -> None:
-        """Write the finished shards, and the state of all that was read if it is to be written under a name."""
+        """Write the finished shards, and with a name the state of all that was read."""
         self._wait()
         if self._finished:
             self.snapshot.take(self.collectors.values())
@@ -150,12 +151,12 @@ class Worker:
             )
 
     def wait(self) -> None:
-        """Until all that was read is kept."""
+        """Wait until all that was read is written."""
         self._save(self.name)
         self._wait()
 
     def end(self) -> State:
-        """What the run's tables are made from, when this worker has read the last shard: nobody needs its state on disk."""
+        """The state from which the run's tables are made, once the last shard is read: nobody needs it on disk."""
         self._save(None)
         self._wait()
         self.take_up()
@@ -167,7 +168,7 @@ class Worker:
             self._written = None
 
     def close(self) -> None:
-        """Wait for what is being written; an error in it has been told, or is told by `wait`."""
+        """Wait for what is being written; an error in writing was raised already, or is by `wait`."""
         self._writer.shutdown()
 
 
@@ -176,7 +177,7 @@ def _overflows(collectors: dict[int, LayerCollector]) -> int:
 
 
 def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dict[int, LayerCollector]:
-    """A collector a layer of a run, on these devices."""
+    """A collector for each layer of a run, by layer, on these devices."""
     settings, cells = manifest.settings, manifest.model.cells
     statistics = statistics_named(settings.statistics)
     return {
@@ -195,7 +196,7 @@ def make_collectors(manifest: Manifest, devices: dict[int, torch.device]) -> dic
 
 
 def take_over_activations(model: MemoryModel, collectors: dict[int, LayerCollector]) -> None:
-    """Let kernels that read the coefficients make them too, where they can."""
+    """Let kernels that read the coefficients compute the activation too, where they can."""
     if any(collector.fused for collector in collectors.values()):
         found = model.find_activations()
         for layer, collector in collectors.items():
@@ -203,7 +204,7 @@ def take_over_activations(model: MemoryModel, collectors: dict[int, LayerCollect
 
 
 def turns(device: str) -> AbstractContextManager[None]:
-    """Where a GPU waits for this thread's calls, threads that read text and write files give way to it at once."""
+    """Make threads that read text and write files give way at once to this thread's calls, where a GPU waits for them."""
     return _short_turns() if device == "cuda" else nullcontext()
 
 

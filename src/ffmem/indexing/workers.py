@@ -19,28 +19,29 @@ from ffmem.indexing.devices import Devices
 from ffmem.indexing.provenance import ModelInfo
 
 RESTARTS = 3
-"""How often Ray starts a worker again; one that is lost once more ends the run, or leaves its part of the work to others."""
+"""The number of times that Ray starts a worker again; one that is lost once more ends the run, or leaves its work to
+others."""
 NO_ROOM = 60.0
-"""Seconds without a sign of life from any worker, after which a cluster is taken to have no room."""
+"""The number of seconds without a sign of life from any worker, after which a cluster is taken to be full."""
 GRACE = 1.0
-"""Seconds that a worker has to delete what it has fetched, before it is ended."""
+"""The number of seconds that a worker has to delete what it has fetched, before it is ended."""
 
 
 @dataclass(eq=False)
 class _Member:
-    """One worker, as whoever leads sees it."""
+    """One worker, as the process that leads the run sees it."""
 
     name: str
     actor: Any
     host: str = ""
-    """Where it is; empty until it is placed."""
+    """The machine that the worker is on; empty until Ray has started it."""
     pid: int = 0
     is_ready: bool = False
-    """Whether its model is loaded."""
+    """Whether the worker has loaded its model."""
     task: tuple[Any, ...] | None = None
-    """What it is doing."""
+    """The arguments of the call that the worker is working on; None where it is free."""
     tokens: int = 0
-    """Tokens that it has read of the part that it is reading."""
+    """The number of tokens that the worker has read of the part that it is reading."""
 
     def __str__(self) -> str:
         where = f" on {self.host}, process {self.pid}," if self.host else ""
@@ -53,10 +54,10 @@ class Workers:
     def __init__(self, ray: Any, model: str, devices: list[Devices], capacity: Capacity, threads: int) -> None:
         self.ray, self.capacity = ray, capacity
         self.lost: list[str] = []
-        """What became of workers that are gone."""
+        """For each worker that was lost, a line on what it was doing and why it ended."""
         self._last_answer = time.monotonic()
         self._waiting: dict[Any, tuple[_Member, str]] = {}
-        """Calls that are not answered yet: of whom, and which."""
+        """The calls that are not answered yet, each with its worker and the name of the method."""
         needs = {f"num_{what.lower()}s": count for what, count in capacity.needs.items()}
         # Two calls at a time: one that works, and one that tells how far it has come.
         options = {"max_concurrency": 2, "max_restarts": RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
@@ -73,21 +74,22 @@ class Workers:
 
     @property
     def working(self) -> int:
+        """The number of workers that have loaded the model."""
         return sum(member.is_ready for member in self.members)
 
     @property
     def tokens(self) -> int:
-        """Tokens that were read of the parts that are being read."""
+        """The number of tokens read so far of the parts that are being read."""
         return sum(member.tokens for member in self.members)
 
     def model_info(self) -> ModelInfo:
-        """What the first worker that has loaded the model says of it."""
+        """The model's facts from the first worker that has loaded it; waits for that."""
         while True:
             if (answer := self._answer()) and answer[1] == "model_info":
                 return answer[2]
 
     def send(self, job: Job) -> Any:
-        """Put what is to be done where every worker can fetch it."""
+        """Put a job where every worker can fetch it, once a machine."""
         try:
             return self.ray.put(job)
         except (TypeError, ValueError, AttributeError) as error:
@@ -157,7 +159,8 @@ class Workers:
         return member, method, answer
 
     def _was_lost(self, member: _Member, method: str, error: Exception) -> None:
-        """A worker is gone: for now, as the call that is not repeated says, or for good, as any other does."""
+        """Note that a worker was lost: for now, if a `progress` call failed, since Ray starts it again; for good if any
+        other did."""
         if member not in self.members:
             return
         if method == "progress":
@@ -195,6 +198,7 @@ class Workers:
             self.ray.kill(member.actor)
 
     def close(self) -> None:
+        """End all workers, at the same time."""
         if self.members:
             with ThreadPoolExecutor(len(self.members)) as pool:
                 list(pool.map(self._end, list(self.members)))
@@ -207,6 +211,6 @@ def _check_versions(host: str, versions: dict[str, str]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why an actor is gone, in Ray's words."""
+    """The reason why an actor is gone, in Ray's words."""
     found = re.search(r"^The actor .*? because (.*?)\.? *($|[.] )", str(error), re.MULTILINE)
     return found[1] if found else str(error).strip().split("\n")[0]
