@@ -67,7 +67,7 @@ _MODULES = {
     "train": "ffmem.training.train",
     "values": "ffmem.indexing.values",
 }
-"""Where each public name is defined, with the name that it has there behind a colon if that differs."""
+"""The module that defines each public name; behind a colon, the name that it has there if that differs."""
 _PACKAGES = ("experiments", "reports")
 """Modules that are reached through the package: `ffmem.experiments.agreement(...)`."""
 __all__ = ["__version__", *_PACKAGES, *sorted(_MODULES)]

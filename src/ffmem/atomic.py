@@ -27,7 +27,7 @@ _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.ffmem-tmp")
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is that of a hidden folder in which ffmem writes what is not whole yet.
+    """Whether a name is that of a hidden folder in which ffmem is writing something.
 
     >>> is_unfinished(".cells.csv.0123456789abcdef.ffmem-tmp"), is_unfinished("cells.csv.tmp")
     (True, False)
@@ -122,7 +122,8 @@ class FolderLock:
         self._handle: int | None = None
 
     def take(self) -> bool | None:
-        """Whether this process has the lock now; False where another one has it or the folder is gone.
+        """Try to lock the folder: True if it is this process's now, False where another one has it or the folder is gone.
+        None where that cannot be known, since the system or the file system has no locks.
 
         None where that cannot be known, since the system or the file system has no locks.
         """
@@ -166,7 +167,7 @@ def _hidden(target: Path, mode: int) -> Iterator[Path]:
 
 
 def _permit(file: Path, before: os.stat_result | None, *, new: int) -> None:
-    """Give a file the mode and owner of the file before it, or the mode that a new file has here."""
+    """Give a file the mode and owner of the file that it replaces, or the mode that a new file has here."""
     now = file.stat()
     mode = stat.S_IMODE(before.st_mode) if before else new
     with suppress(OSError):  # who may not give it away keeps it

@@ -13,12 +13,12 @@ from ffmem.errors import CellError, FfmemError
 from ffmem.text import quoted
 
 SHOWN_PREFIX = 60
-"""Characters of a prefix that a trigger shows of itself."""
+"""The number of characters of a prefix that a trigger shows of itself."""
 
 Sign = Literal["+", "-"]
 SIGNS: tuple[Sign, Sign] = ("+", "-")
 DIGITS = 18
-"""Of the longest number that is read; there are fewer layers, cells and tokens."""
+"""The most digits of a number that is read; there are fewer layers, cells and tokens than that can count."""
 
 
 def sign_of(coefficient: float) -> Sign:
@@ -77,7 +77,7 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, repr=False)
 class Trigger:
-    """One prefix that fires a cell: its place in the corpus, its text, and what came next.
+    """One prefix that fires a cell: its sentence and position in the corpus, its text, and what came next.
 
     `position` is the length of the prefix in tokens, the beginning-of-sentence token not counted;
     `next` is None where the prefix ends its sentence.
@@ -93,7 +93,7 @@ class Trigger:
     next: str | None
 
     def __repr__(self) -> str:
-        """In a line: of a long prefix the end, which fires the cell."""
+        """The trigger on one line; of a long prefix only the end is shown, since that fires the cell."""
         prefix = self.prefix if len(self.prefix) <= SHOWN_PREFIX else f"…{self.prefix[-SHOWN_PREFIX:]}"
         return f"Trigger({self.cell} {self.sign}{self.rank}, {self.coefficient:.3g}: {prefix!r} ▸ {self.next!r})"
 
@@ -117,7 +117,7 @@ class Trigger:
 
 
 def check_layer(layer: Any, count: int) -> int:
-    """A layer of a model that has `count`, from 1; an error with the range for any other, and for what is no whole number.
+    """The layer itself if a model with `count` layers has it, from 1; else an error that names the range.
 
     >>> check_layer(6, 6)
     6

@@ -22,17 +22,19 @@ MODEL = "wiki16"
 CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
 TOP = 20
 EXAMPLES, CELLS = 100, 2
-"""Prefixes to follow, and cells a layer whose triggers have tokens removed: a taste of the paper's 4,000 and 100."""
+"""The number of prefixes to follow, and of cells a layer whose triggers have tokens removed: a taste of the paper's 4,000
+and 100."""
 CONTROL_EXAMPLES = 50
-"""Prefixes that random weights are asked about: the control is there for what is plain, and has to be quick."""
+"""The number of prefixes that random weights are asked about: few, since the control has to be quick and shows what is
+plain."""
 SHOWN, A_LAYER = 6, 1
-"""How many cells are shown, in all and of one layer."""
+"""The most cells that are shown, in all and of one layer."""
 LEAST = 5
-"""Triggers with a next token that a cell must have to be shown."""
+"""The number of triggers with a next token that a cell must have to be shown."""
 AGREEING = 0.3
 """The share of those triggers whose next token must be what the cell's value promotes most."""
 WIDTH = 110
-"""Columns of what is printed."""
+"""The width, in columns, of what is printed."""
 
 
 def agreement(view: CellView) -> float:
@@ -113,7 +115,7 @@ def _print_cells(index: Index, cells: list[CellView]) -> None:
 
 
 def _end(text: str, width: int = 90) -> str:
-    """The last words of a text, as wide as there is room, since the end of a prefix is what fires a cell."""
+    """The last words of a text, as many as there is room for, since the end of a prefix is what fires a cell."""
     return text if len(text) <= width else "…" + text[-width:].partition(" ")[2]
 
 
@@ -134,7 +136,8 @@ def _print_claims(index: Index) -> None:
 
 
 def _page(index: Index) -> Path | str | None:
-    """Where the report was written; None, and a line that says why, where the packages that draw it are missing."""
+    """The path or URL of the report that was written; None, after a line that says why, where packages that draw it are
+    missing."""
     from ffmem.reports.page import report
 
     try:

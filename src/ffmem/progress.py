@@ -1,4 +1,4 @@
-"""One progress line for anything that takes longer than two seconds, on standard error."""
+"""Progress lines, one for anything that takes longer than two seconds, on standard error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.table import Column
 from ffmem.text import visible
 
 PATIENCE = 2.0
-"""Seconds before anything is shown."""
+"""The number of seconds before anything is shown."""
 PLAIN_EVERY = 10.0
-"""Seconds between lines where there is no terminal."""
+"""The number of seconds between lines where there is no terminal."""
 
 
 class Reporter:
@@ -72,6 +72,7 @@ class Reporter:
         self._bar.update(self._task, total=None if fraction is None else 1.0, completed=fraction or 0.0, note=note)
 
     def close(self) -> None:
+        """Take the bar off the screen; nothing is shown from then on."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -10,7 +10,7 @@ _SEPARATORS = (0x2028, 0x2029)
 
 
 class _Signs(dict[int, str]):
-    """What stands for a character that is not shown as it is; asked once for every character."""
+    """A table for `str.translate` with the text shown for each character; an unknown character is looked at once."""
 
     def __missing__(self, code: int) -> str:
         if 0xD800 <= code < 0xE000 or 0x80 <= code < 0xA0 or code in (*_BIDI, *_INVISIBLE, *_SEPARATORS):
@@ -44,7 +44,7 @@ def shown_token(text: str | None) -> str:
 
 
 def quoted(value: object, columns: int = 60) -> str:
-    """What was found, as an error line quotes it: as far as the line has room for it.
+    """A value that was found, as an error line quotes it: as much of it as the line has room for.
 
     >>> quoted("x" * 100, 10)
     "'xxxxxx..."

@@ -1,4 +1,4 @@
-"""How the program ends: with an exit code and at most one line about why, whatever happens.
+"""The end of the program: an exit code and at most one line about why, whatever happens.
 
 This is imported before anything slow, so that a signal finds it there from the first moment on.
 """
@@ -17,22 +17,23 @@ from typing import Any, NoReturn, TextIO
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AGAIN = 0.1
-"""Seconds after which an interrupt is raised again, in case the code that got it made do without what it was doing."""
+"""The number of seconds after which an interrupt is raised again, in case the code that got it went on without it."""
 LONGEST = 600
-"""Characters that a line about an error has at most."""
+"""The most characters that a line about an error has."""
 IMPORTING = "<frozen importlib"
-"""What the names of the files of Python's import machinery begin with."""
+"""The beginnings of the names of the files of Python's import machinery."""
 DEBUG = "FFMEM_DEBUG"
-"""The environment variable that shows where an error comes from."""
+"""The environment variable that makes an error show its traceback."""
 
 _came: int | None = None
 """The first signal that asked this process to end; None as long as none did."""
 _over = True
-"""Whether the program has done its work or is told to end, so that a signal finds nothing to interrupt."""
+"""Whether the program has done its work, or is ending, so that a signal finds nothing to interrupt."""
 
 
 class Stop(KeyboardInterrupt):
-    """SIGINT or SIGTERM came. Where a plain KeyboardInterrupt passes through `exec`, Python ends by SIGINT, not by us."""
+    """The exception that SIGINT and SIGTERM raise. Where a plain KeyboardInterrupt passes through `exec`, Python ends by
+    SIGINT, not by us."""
 
 
 def ended(run: Callable[[], object], *, for_good: bool = False) -> NoReturn:
@@ -175,7 +176,7 @@ def _exit_code(error: BaseException) -> Any:
 
 
 def _known(error: Exception) -> str:
-    """What an error that was foreseen says: of one of the system, the file and the reason."""
+    """The message of an error that was foreseen; for an error of the system, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)
@@ -199,7 +200,7 @@ def _flush() -> None:
 
 
 def _unread(stream: TextIO) -> bool:
-    """Whether nobody reads this stream any more."""
+    """Whether the reader of a stream is gone, so that nothing more can be written to it."""
     try:
         asked = select.poll()
         asked.register(stream.fileno(), 0)

@@ -294,7 +294,7 @@ def demo(
 
 
 def _opened(names: list[str], column: str, max_record: str, *, headings: bool = False) -> list[Any]:
-    """The sources of a corpus by the names that were typed."""
+    """The sources of a corpus, from names as they were typed."""
     from ffmem.corpus.sources import open_source
 
     size = parse_size(max_record)

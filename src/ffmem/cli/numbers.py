@@ -10,7 +10,7 @@ import typer
 from ffmem.errors import FfmemError
 
 MANY = 10**18
-"""More than there is of anything that is counted here."""
+"""A number larger than anything that is counted here can be."""
 
 
 def whole(name: str, least: int = 1, most: int = MANY) -> Callable[[str], int]:

@@ -12,11 +12,12 @@ from ffmem.cli.numbers import whole
 from ffmem.errors import FfmemError
 
 MOST_LAYERS = 10_000
-"""More than any model has; how many one has is known when it is loaded."""
+"""A number of layers that no model has; how many one has is known when it is loaded."""
 
 
 def option(help: str, *names: str, default: str | bool = True, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
-    """An option of a command: its help, its names where they are not the parameter's, and what reads its value.
+    """An option of a command, made of its help, its names if they are not the parameter's, and the function that reads
+    its value.
 
     `default` is what the help shows in the place of the parameter's default; False shows none.
     """
@@ -40,7 +41,7 @@ def given(what: str) -> Callable[[str], str]:
 
 
 def some_layers(text: str) -> str:
-    """Refuses layers that no model has; the model says the rest."""
+    """The text as it was typed; an error where it names layers that no model has. The model itself says the rest."""
     parse_layers(text, MOST_LAYERS)
     return text
 

@@ -1,4 +1,4 @@
-"""What the commands print: results to standard output, notes for people to standard error."""
+"""The output of the commands: results to standard output, notes for people to standard error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 10
-"""Tokens of a value, on each side."""
+"""The number of tokens of a value that are printed, on each side."""
 
 
 def note(quiet: bool, text: str) -> None:
@@ -73,7 +73,7 @@ def _token_as_dict(token: TokenProbability) -> dict[str, Any]:
 
 
 def info_lines(index: Index, disk: int) -> list[str]:
-    """A run for people."""
+    """A run's facts as lines for people, as `ffmem info` prints them."""
     manifest = index.manifest
     model, settings, counts = manifest.model, manifest.settings, manifest.counts
     skipped = ", ".join(f"{count:,} {what}" for what, count in manifest.skipped.items()) or "nothing"
@@ -100,7 +100,7 @@ def info_lines(index: Index, disk: int) -> list[str]:
 
 
 def _text_read(settings: Settings, records: list[int] | None) -> str:
-    """How much of the corpus a run was made from, and what became of WikiText's marks."""
+    """A line on how much of the corpus a run was made from, and on what became of WikiText's marks."""
     there = sum(records or ())
     drawn = f"{settings.sample:,} of {there:,} records, drawn with seed {settings.seed}" if settings.sample else "all"
     limit = f", up to {settings.limit_tokens:,} tokens" if settings.limit_tokens else ""
@@ -108,7 +108,7 @@ def _text_read(settings: Settings, records: list[int] | None) -> str:
 
 
 def _values_text(values: ValueFacts) -> str:
-    """How a run's values were projected."""
+    """A line on how a run's values were projected."""
     way = "through the final norm" if values.norm else "bare, without the final norm"
     return f"{values.top} tokens promoted and suppressed, {way}, in {values.dtype}"
 

@@ -27,7 +27,7 @@ def judge_claims(results: Results, controls: Results | None = None) -> list[Clai
 
 
 def _found(claim: Claim, result: Result | None) -> Finding | None:
-    """What is found for a claim in one result, where it is there."""
+    """The finding on a claim in one result; None where there is no result."""
     if result is None:
         return None
     try:
@@ -39,7 +39,7 @@ def _found(claim: Claim, result: Result | None) -> Finding | None:
 
 
 def summary(claims: Sequence[Claim]) -> str:
-    """How the claims fared, in a sentence or two: what holds, what of that is evidence, what is open."""
+    """A sentence or two on how the claims fared: what holds, what of that is evidence, what is open."""
     worth = [claim.evidence for claim in claims if claim.evidence]
     counts: dict[Verdict, int] = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     hold = counts["holds"]

@@ -42,7 +42,8 @@ def figures() -> dict[str, tuple[Experiment, Figure]]:
 
 
 def panels(name: str, results: Results, layers: int | None = None, controls: Results | None = None) -> list[Panel]:
-    """What a figure shows. `layers` is the model's depth; without it, the last layer that has a row.
+    """The panels of a figure. `layers` is the model's depth; without it, the last layer that has a row. `controls` are
+    the results of the same experiments on random weights; where there is one it is drawn too.
 
     `controls` are the results of the same experiments on random weights; where there is one it is drawn too.
     """

@@ -1,4 +1,4 @@
-"""One page for a run: everything in a single file that needs no network."""
+"""The page for a run: everything in a single file that needs no network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def figures_beside(name: str, out: str | Path | None) -> str:
 
 
 def render(index: Index) -> str:
-    """The page of a run."""
+    """The HTML of a run's page."""
     results, controls, layers = all_results(index), all_results(index, CONTROL), index.manifest.model.layers
     claims = judge_claims(results, controls)
     body = [

@@ -1,4 +1,4 @@
-"""What the page says, section by section."""
+"""The sections of the page, one function each."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ SYMBOLS: dict[Verdict, str] = {
     "does not apply": "–",
 }
 OWN_TEXT = ("(the indexed corpus itself)", "sentences that the run kept")
-"""How results say that their examples are from text that the index has seen."""
+"""The words by which results say that their examples are from text that the index has seen."""
 
 
 def glossary() -> Raw:
+    """The list of words that the page uses, with their meanings."""
     return element("section", element("h2", "Five words"), facts(GLOSSARY), aria_label="Five words")
 
 
 def what_was_run(index: Index, results: Results, controls: Results) -> Raw:
+    """The section on what was run: the model, the text, the settings and the experiments."""
     manifest, counts = index.manifest, index.counts
     model, settings = manifest.model, manifest.settings
     cells = sorted(set(model.cells))
@@ -91,11 +93,12 @@ def _own_text(settings: dict[str, Any]) -> bool:
 
 
 def opening(claims: Sequence[Claim]) -> Raw:
-    """What the page says first: how the claims fared."""
+    """The first part of the page: how the claims fared."""
     return element("p", element("strong", summary(claims)), class_="summary")
 
 
 def claims_section(claims: Sequence[Claim]) -> Raw:
+    """The section with all claims, their numbers and their verdicts."""
     rows = [
         [
             join(_marks(claim)),
@@ -120,7 +123,7 @@ def claims_section(claims: Sequence[Claim]) -> Raw:
 
 
 def _marks(claim: Claim) -> list[Raw]:
-    """A claim's verdict, and what it is worth."""
+    """A claim's verdict and, where it holds, what it is worth beside random weights."""
     marks = [element("span", f"{SYMBOLS[claim.verdict]} {claim.verdict}", class_=claim.verdict.replace(" ", "-"))]
     if claim.evidence:
         # A control that did not run, or did not tell, is no fault of the claim's.
@@ -130,7 +133,7 @@ def _marks(claim: Claim) -> list[Raw]:
 
 
 def _found(finding: Finding) -> Raw:
-    """Each number on a line of its own, and what stands beside them."""
+    """The numbers of a claim, each on a line of its own, and what stands beside them."""
     lines = [element("div", number.text) for number in finding.numbers if number.text]
     return join([*lines, element("small" if lines else "span", finding.beside)])
 
@@ -152,7 +155,7 @@ def figures_section(results: Results, layers: int, controls: Results) -> Raw:
 
 
 def figure_section(experiment: Experiment, figure: Figure, results: Results, layers: int, controls: Results) -> Raw:
-    """Heading, two sentences, the chart, its numbers."""
+    """The section of one figure: a heading, two sentences, the chart and its numbers."""
     heading = element("h3", f"{figure.number}. {figure.title}", id=figure.name)
     if experiment.name not in results:
         return element("section", heading, element("p", figure.see), missing(experiment.name))
@@ -206,7 +209,7 @@ def _cell(panel: Panel, point: Point | None, at: int) -> str | None:
 
 
 def further_sections(index: Index, results: Results) -> list[Raw]:
-    """What experiments show besides claims and figures, a section a heading."""
+    """The sections that experiments add besides claims and figures, one for each heading."""
     parts = [(section, results.get(one.name)) for one in all_experiments().values() for section in one.sections]
     by_heading: dict[str, list[Raw]] = {}
     for section, result in sorted(parts, key=lambda part: part[0].order):

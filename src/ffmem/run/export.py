@@ -25,9 +25,9 @@ FORMATS = ("jsonl", "csv", "parquet")
 Row = dict[str, Any]
 ROW_GROUP = 8192
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a text begins with that a spreadsheet computes instead of showing it."""
+"""The characters with which a text begins that a spreadsheet would compute instead of showing it."""
 CELLS = 256
-"""Cells whose triggers are read together."""
+"""The number of cells whose triggers are read together."""
 TRIGGER_ROWS = pa.schema(
     [
         ("cell", pa.string()),
@@ -45,7 +45,7 @@ TRIGGER_ROWS = pa.schema(
 
 
 def trigger_rows(index: Index) -> Iterator[Row]:
-    """A row a trigger, by cell, positive before negative, by rank."""
+    """One row for each trigger, by cell, positive before negative, by rank."""
     for layer in index.layers:
         count = index.manifest.model.cells[layer - 1]
         for first in range(0, count, CELLS):
@@ -54,12 +54,13 @@ def trigger_rows(index: Index) -> Iterator[Row]:
 
 
 def cell_rows(index: Index) -> Iterator[Row]:
-    """A row a cell: how many triggers, its statistics, what its value promotes."""
+    """One row for each cell: how many triggers it has, its statistics, and the tokens that its value promotes."""
     for view in index:
         yield cell_row(view)
 
 
 def cell_row(view: CellView) -> Row:
+    """A cell as the row that `ffmem export cells` writes."""
     row: Row = {"cell": view.name, "layer": view.cell.layer, "index": view.cell.index}
     row["triggers"] = view.facts["positive_triggers"]
     row["negative_triggers"] = view.facts["negative_triggers"]
@@ -73,7 +74,7 @@ def cell_row(view: CellView) -> Row:
 
 
 def sentence_rows(index: Index) -> Iterator[Row]:
-    """A row a sentence that some trigger points to."""
+    """One row for each sentence that some trigger points to."""
     for batch in index.table("sentences").to_batches():
         for row in batch.to_pylist():
             yield {"sentence": row["sentence"], "text": row["text"], "tokens": row["tokens"]}

@@ -24,22 +24,23 @@ from ffmem.text import visible
 
 MANIFEST, WORK, LOG = "manifest.json", "work", "log.jsonl"
 RESULTS = "results"
-"""The folder of what experiments found."""
+"""The folder, in a run, of the results of experiments."""
 PAGE, FIGURES = "report.html", "figures"
-"""The report of a run."""
+"""The names, in a run, of the report's page and of the folder of its figures."""
 TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
 VALUES_ANEW = "values-2.arrow"
-"""Values that are made anew take the one of the two names that is free: the earlier ones stay until these are there."""
+"""The other name of the file of values: values made anew take the free one of the two, so that the earlier stay until
+then."""
 
 FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
 
 
 @cache
 def _parts() -> re.Pattern[str]:
-    """The names of all that ffmem writes in a run beside its manifest. What has another name is somebody else's, wherever it
-    lies, and is never touched."""
+    """The names of all that ffmem writes in a run beside its manifest, as a pattern. A file of another name is never
+    touched, wherever it lies."""
     names = "|".join(registered())
     return re.compile(
         "|".join(
@@ -55,7 +56,7 @@ def _parts() -> re.Pattern[str]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of this name in a run is one that ffmem wrote, its manifest left out."""
+    """Whether a file of this name in a run is one that ffmem wrote; False for the manifest."""
     return _parts().fullmatch(name) is not None
 
 
@@ -81,11 +82,11 @@ class RunFolder:
         self._writer_file: WriterFile | None = None
 
     def location(self, name: str) -> Any:
-        """Where a file lies, for people: a Path, or a URL as a string."""
+        """The path of a file of the run on this machine, or its URL as a string, for messages."""
         return self.store.location(name)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Whether the run has a file of this name."""
         try:
             self.store.size(name)
         except (FileNotFoundError, NotADirectoryError):
@@ -93,7 +94,7 @@ class RunFolder:
         return True
 
     def size(self, name: str) -> int:
-        """The bytes of a file; FileNotFoundError where there is none."""
+        """The number of bytes of a file; FileNotFoundError where there is none."""
         return self.store.size(name)
 
     def names(self, under: str) -> list[str]:
@@ -101,7 +102,7 @@ class RunFolder:
         return sorted(self.store.sizes(under))
 
     def disk_use(self) -> int:
-        """The bytes of all files."""
+        """The number of bytes of all files of the run."""
         return sum(self.store.sizes("").values())
 
     def read_bytes(self, name: str, end: int | None = None) -> bytes:
@@ -113,7 +114,8 @@ class RunFolder:
         return self.store.file(name)
 
     def reading(self, name: str) -> AbstractContextManager[Path]:
-        """As `file`, for large files that are read once: what was fetched for it is deleted when the block ends."""
+        """A local path like that of `file`, for a large file that is read once: its fetched copy is deleted when the
+        block ends."""
         return self.store.reading(name)
 
     @contextmanager
@@ -264,7 +266,7 @@ class RunFolder:
             temporary.write_bytes(data)
 
     def described(self, *names: str) -> dict[str, FileFacts]:
-        """Size and hash of files, as the manifest holds them."""
+        """The size and the hash of each of these files, as the manifest holds them."""
         files = [self.file(name).absolute() for name in names]
         with ThreadPoolExecutor() as pool:
             digests = list(pool.map(file_hash, files))
@@ -343,7 +345,7 @@ def values_of(manifest: Manifest) -> str | None:
 
 
 def _mark(file: Path, digest: str) -> tuple[int, int, int, str]:
-    """What tells that a file is still the one that had this hash."""
+    """Numbers that are the same as long as a file is the one that had this hash."""
     stat = file.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, digest
 

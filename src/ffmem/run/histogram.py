@@ -17,7 +17,7 @@ BINS = 2 * SIDE + 1
 
 
 def middle(bin: Int[np.ndarray, "*n"] | int) -> np.ndarray:
-    """The value that stands for a bin.
+    """The coefficient that stands for a bin.
 
     >>> float(middle(ZERO)), round(float(middle(ZERO + 1 + 8 * 24)), 3)
     (0.0, 1.044)

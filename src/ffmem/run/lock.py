@@ -22,11 +22,11 @@ from ffmem.run.store import LocalStore, ObjectStore
 WRITER = "writer.json"
 """The file that says who writes a run in an object store."""
 RENEWED_EVERY = 5.0
-"""Seconds between two renewals of that file."""
+"""The number of seconds between two renewals of a writer's file."""
 POLLED_EVERY = 0.1
-"""Seconds between two looks at the lock of a folder."""
+"""The number of seconds between two looks at the lock of a folder."""
 GONE_AFTER = 30.0
-"""Seconds without a renewal after which a writer is taken to be gone."""
+"""The number of seconds without a renewal after which a writer is taken to be gone."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -81,10 +81,11 @@ class WriterFile:
     def __init__(self, store: ObjectStore, id: str | None = None) -> None:
         self.store = store
         self.id = id or uuid.uuid4().hex
-        """The same for all who write in one name: whoever leads, who takes it, and the workers."""
+        """The writer's id, the same for all who write in one name: the process that leads, one that takes the name, and
+        the workers."""
         self.renewals = 0
         self.confirmed = _now()
-        """When the file was last seen to be this writer's."""
+        """The time, on this process's clock, at which the file was last seen to be this writer's."""
         self._ended = threading.Event()
         self._renewer = threading.Thread(target=self._renew, name="ffmem-writer", daemon=True)
 
@@ -111,7 +112,7 @@ class WriterFile:
 
     @property
     def other(self) -> str:
-        """Who writes instead, in words."""
+        """The process that writes instead, in words."""
         return f" ({_who(self._read())})"
 
     def check(self) -> None:
@@ -128,6 +129,7 @@ class WriterFile:
         self.confirmed = _now()
 
     def release(self) -> None:
+        """Delete the file, if it is still this writer's."""
         self._ended.set()
         if self._renewer.is_alive():
             self._renewer.join(RENEWED_EVERY)
@@ -136,7 +138,7 @@ class WriterFile:
                 self.store.remove(WRITER)
 
     def _watched(self, found: dict[str, Any], reporter: Reporter) -> dict[str, Any] | None:
-        """What the file says once it has changed, or after a while in which it did not; None where it was deleted."""
+        """The file's content once it has changed, or unchanged after a while; None where it was deleted."""
         began = time.monotonic()
         now: dict[str, Any] | None = found
         while now == found and (waited := time.monotonic() - began) < GONE_AFTER:
@@ -157,7 +159,7 @@ class WriterFile:
         return json.dumps(content).encode()
 
     def _read(self) -> dict[str, Any] | None:
-        """What the file says, nothing where it is damaged; None where there is none."""
+        """The file's content as a dict, empty where it is damaged; None where there is no file."""
         try:
             found = json.loads(self.store.read_bytes(WRITER))
         except FileNotFoundError:
@@ -171,7 +173,7 @@ class WriterFile:
 
 
 def _who(found: dict[str, Any] | None) -> str:
-    """Whoever a writer's file names."""
+    """The process that a writer's file names, in words."""
     known = found and {"process", "host"} <= found.keys()
     return f"process {found['process']} on {found['host']}" if found and known else "another one"
 

@@ -13,19 +13,19 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 FORMAT = 3
 """The format of the manifest and of the files that it names; another one is refused."""
 MOST = 1 << 63
-"""All numbers of a run are smaller than this."""
+"""The limit that all numbers of a run stay below."""
 State = Literal["building", "complete"]
 Distinct = Literal["text", "sentence", "document", "none"]
-"""What makes two triggers of a cell different."""
+"""The thing in which two triggers of a cell must differ: their prefix, sentence or document, or nothing."""
 
 
 class ManifestError(ValueError):
-    """What is wrong with a manifest, in words that stand behind the name of its file."""
+    """An error that says what is wrong with a manifest, in words that follow the name of its file."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a manifest says of the model that a run was made with."""
+    """The facts in a manifest on the model that the run was made with."""
 
     name: str
     in_memory: bool
@@ -48,21 +48,21 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What a manifest says of the tokenizer that a run was made with."""
+    """The facts in a manifest on the tokenizer that the run was made with."""
 
     hash: str
 
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """What a manifest says of the text that a run was made from."""
+    """The facts in a manifest on the text that the run was made from."""
 
     sources: list[str]
     """The names of the files and data sets, in the order in which they were read."""
     hash: str = ""
     """The hash of all records that were read; empty while the run is being made."""
     records: list[int] | None = None
-    """How many records each part has, of which a sample was drawn; None without a sample."""
+    """The number of records of each part, from which a sample was drawn; None without a sample."""
     max_record: int = 0
     """The most bytes that a record may have."""
 
@@ -84,13 +84,13 @@ class Settings:
     language: str
     column: str
     wikitext: str
-    """What becomes of WikiText's marks: `keep` or `plain`."""
+    """The treatment of WikiText's marks: `keep` or `plain`."""
     sample: int | None = None
-    """Records that were drawn from the corpus; None for all of it."""
+    """The number of records that were drawn from the corpus; None for all of it."""
     seed: int | None = None
     """The seed with which that sample was drawn."""
     stats_every: int | None = None
-    """With sampled statistics: tokens with (sentence + position) divisible by this are measured."""
+    """The divisor of sampled statistics, which measure tokens with (sentence + position) divisible by it; else None."""
     statistics: list[str] = field(default_factory=list)
     """The names of other packages' statistics that the run gathers, beside ffmem's own."""
 
@@ -101,12 +101,12 @@ class Settings:
 
     @property
     def every(self) -> int:
-        """Which tokens are measured: one in so many, 0 for none."""
+        """The divisor of (sentence + position) by which measured tokens are chosen: 1 for all tokens, 0 for none."""
         return self.stats_every if self.stats_every is not None else int(self.stats == "full")
 
     @property
     def measured(self) -> str:
-        """Which tokens the statistics are of, in words."""
+        """The tokens that the statistics are of, in words."""
         return f"tokens with (sentence + position) divisible by {self.stats_every}" if self.stats_every else self.stats
 
     @property
@@ -117,7 +117,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a finished run has read and found."""
+    """The counts of a finished run: what it has read, and what it has found."""
 
     records: int = 0
     sentences: int = 0
@@ -141,7 +141,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class ValueFacts:
-    """How the values of a run were projected onto the vocabulary."""
+    """The facts in a manifest on how the run's values were projected onto the vocabulary."""
 
     top: int
     norm: bool
@@ -166,11 +166,12 @@ class Manifest:
 
     @property
     def is_complete(self) -> bool:
+        """Whether the run is finished, so that all counts, hashes and files are known."""
         return self.state == "complete"
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What `open_sources` was told when the run was made, so that another text can be opened as its was."""
+        """The keywords that `open_sources` had when the run was made, so that another text can be opened in the same way."""
         return {"column": self.settings.column, "max_record": self.corpus.max_record}
 
     @property
@@ -193,6 +194,7 @@ class Manifest:
         }
 
     def as_dict(self) -> dict[str, Any]:
+        """The manifest as a dict for JSON, without its format and hash."""
         return asdict(self)
 
     def as_json(self) -> str:
@@ -222,7 +224,8 @@ class Manifest:
 
     @classmethod
     def resembles(cls, data: bytes, *, damaged: bool) -> bool:
-        """Whether ffmem wrote this once, in whatever format; `damaged` is the answer where it is no JSON any more."""
+        """Whether these bytes are a manifest that ffmem wrote, in whatever format; `damaged` is the answer where they are
+        not JSON."""
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
@@ -230,7 +233,7 @@ class Manifest:
         return isinstance(found, dict) and found.keys() >= _needed(cls)
 
     def _problem(self) -> str:
-        """Why its parts cannot belong together; empty where they do."""
+        """The reason why the manifest's parts cannot belong together, in words; empty where they do."""
         layers, cells = self.settings.layers, self.model.cells
         if len(cells) != self.model.layers or min(cells, default=0) < 1:
             return f"{self.model.layers} layers with cells {str(cells)[:40]}"
@@ -269,7 +272,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a plain type. Numbers are from 0 and not too large; true is none; a whole one may be a float."""
+    """Whether a value is of a plain type, and no number negative or too large; booleans are not numbers, whole numbers
+    may be floats."""
     if is_dataclass(kind):
         return isinstance(value, dict)
     if kind in (int, float):

@@ -56,6 +56,7 @@ def check_same_model(run: Any, manifest: Manifest, model: MemoryModel) -> None:
 
 
 def check_same(run: Any, manifest: Manifest, name: str, model: str, tokenizer: str) -> None:
+    """An error where a model or a tokenizer, given by its hash, is not the one that a run was made with."""
     for what, before, now in (
         ("model", manifest.model.hash, model),
         ("tokenizer", manifest.tokenizer.hash, tokenizer),

@@ -1,4 +1,4 @@
-"""How cells, triggers, values and statistics show themselves: plain text, and HTML in a notebook."""
+"""Cells, triggers, values and statistics for people: as plain text, and as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from ffmem.run.reader import CellStatistics, CellView, Index, TokenProbability, Triggers, Value
 
 SHOWN = 10
-"""Tokens of a value, on each side, and triggers in a terminal."""
+"""The number of tokens shown of a value, on each side, and of triggers in a terminal."""
 COLUMNS, PAGE_COLUMNS = 100, 160
-"""What a trigger's line has in a terminal and on a page: of a longer prefix the end is shown."""
+"""The width of a trigger's line in a terminal and on a page, in columns; of a longer prefix the end is shown."""
 FAR = 12.0
-"""A token that stands out by so many deviations is as dark as any."""
+"""The number of standard deviations from which on a token is shown as dark as any."""
 
 _CELL = "padding:1px 5px;text-align:left"
 _TABLE = '<table style="border-spacing:1px;font-size:12px">'
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
-    """A table of texts, which are escaped."""
+    """An HTML table of texts, which are escaped."""
     head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in columns)
     body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(text)}</td>' for text in row) + "</tr>" for row in rows)
     return f"{f'<b>{escape(title)}</b>' if title else ''}{_TABLE}<tr>{head}</tr>{body}</table>"
 
 
 def shaded(share: float) -> str:
-    """A background, the darker the larger the share; a text stays readable on the darkest."""
+    """A CSS background, the darker the larger the share; a text stays readable on the darkest."""
     return f"background:rgba(70,130,220,{0.05 + 0.7 * min(1.0, share):.2f})"
 
 
@@ -58,6 +58,7 @@ def trigger_text(trigger: Trigger, columns: int) -> str:
 
 
 def triggers_page(triggers: Triggers, shown: int = 25) -> str:
+    """A cell's triggers as an HTML table."""
     if not triggers:
         return "<i>no triggers</i>"
     rows = []
@@ -92,7 +93,7 @@ def value_page(value: Value) -> str:
 
 
 def value_text(value: Value) -> str:
-    """A value in a line."""
+    """A value on one line: the tokens that it promotes most."""
     index = value.cell.index
     if not index.has_values and index.model is None:
         return f"Value({value.cell.name}: not in this run)"
@@ -102,11 +103,12 @@ def value_text(value: Value) -> str:
 
 
 def statistics_page(stats: CellStatistics) -> str:
+    """A cell's statistics as an HTML table."""
     return _facts({name: _number(x) for name, x in stats.as_dict().items()})
 
 
 def statistics_text(stats: CellStatistics) -> str:
-    """The statistics that a line has room for."""
+    """A cell's statistics on one line, as many as it has room for."""
     return (
         f"active {stats.active:.2%} of tokens   max {stats.maximum:.3g}   min {stats.minimum:.3g}   "
         f"mean {stats.mean:.3g}   q99 {stats.quantile(0.99):.3g}"
@@ -121,6 +123,7 @@ def _number(x: Any) -> str:
 
 
 def cell_page(view: CellView) -> str:
+    """A cell as HTML: its value, statistics and triggers."""
     parts = [f"<h4>{view.name}</h4>"]
     if view.index.has_values or view.index.model is not None:
         parts.append(value_page(view.value))
@@ -133,6 +136,7 @@ def cell_page(view: CellView) -> str:
 
 
 def index_page(index: Index) -> str:
+    """A run as HTML: its model, text and counts."""
     counts, model = index.counts, index.manifest.model
     return _facts(
         {

@@ -67,12 +67,12 @@ class Index:
 
     @property
     def counts(self) -> Counts:
-        """What the run has read and found: tokens, sentences, triggers and others."""
+        """The counts of what the run has read and found: tokens, sentences, triggers and others."""
         return self.manifest.counts
 
     @cached_property
     def has_values(self) -> bool:
-        """Whether the run holds what its values say, so that no model is needed for it."""
+        """Whether the run has projected values, so that no model is needed to show them."""
         return values_of(self.manifest) is not None
 
     @cached_property
@@ -86,7 +86,7 @@ class Index:
         return rows
 
     def __len__(self) -> int:
-        """The number of cells."""
+        """The number of cells in the run."""
         return sum(map(len, self._cells.values()))
 
     def __getitem__(self, name: str | Cell) -> CellView:
@@ -107,7 +107,7 @@ class Index:
                 yield CellView(self, Cell(layer, index), row)
 
     def table(self, name: str) -> pa.Table:
-        """One of the run's tables, mapped from its file: triggers, cells, sentences, tokens or values."""
+        """A table of the run, mapped from its file: triggers, cells, sentences, tokens or values."""
         if name not in self._tables:
             file = (name == "values" and values_of(self.manifest)) or f"{name}.arrow"
             if file not in self.manifest.files:
@@ -173,7 +173,7 @@ class Index:
 
 @dataclass(frozen=True)
 class CellView:
-    """One memory cell of an index, read when asked."""
+    """A memory cell of an index, whose parts are read from the run's files when they are asked for."""
 
     index: Index
     cell: Cell
@@ -181,6 +181,7 @@ class CellView:
 
     @property
     def name(self) -> str:
+        """The cell's name, such as `L3D17`."""
         return str(self.cell)
 
     @cached_property
@@ -190,12 +191,13 @@ class CellView:
 
     @cached_property
     def triggers(self) -> Triggers:
-        """What fires the cell most, best first."""
+        """The prefixes with the largest coefficients of the cell, best first."""
         return Triggers(trigger for trigger in self._both if trigger.sign == "+")
 
     @cached_property
     def negative_triggers(self) -> Triggers:
-        """What drives the cell's coefficient furthest below zero; empty where the run did not look."""
+        """The prefixes with the cell's lowest coefficients, below zero, lowest first; empty where the run did not look
+        for them."""
         return Triggers(trigger for trigger in self._both if trigger.sign == "-")
 
     @cached_property
@@ -204,14 +206,14 @@ class CellView:
 
     @cached_property
     def stats(self) -> CellStatistics:
-        """How often and how strongly the cell fires."""
+        """The cell's statistics over the corpus: how often and how strongly it fires."""
         if "active" not in self.facts:
             raise RunError(f"{self.index.path} was built with stats off: build it again to have statistics")
         return CellStatistics(self.facts, self.index.counts.tokens, self.index.counts.measured_tokens)
 
     @cached_property
     def value(self) -> Value:
-        """What the cell's value promotes and suppresses."""
+        """The cell's value as the tokens that it promotes and suppresses."""
         return Value(self)
 
     def __repr__(self) -> str:
@@ -260,22 +262,26 @@ class CellStatistics:
 
     @property
     def maximum(self) -> float:
+        """The largest coefficient of all tokens."""
         return self.facts["maximum"]
 
     @property
     def minimum(self) -> float:
+        """The smallest coefficient of all tokens."""
         return self.facts["minimum"]
 
     @property
     def mean(self) -> float:
+        """The mean coefficient of the measured tokens."""
         return self.facts["mean"] if self.measured else float("nan")
 
     @property
     def variance(self) -> float:
+        """The variance of the measured tokens' coefficients."""
         return self.facts["variance"] if self.measured else float("nan")
 
     def quantile(self, q: float) -> float:
-        """The q-quantile (0 to 1), within 5%."""
+        """The q-quantile (0 to 1) of the measured coefficients, within 5%."""
         if not isinstance(q, (int, float)) or not 0 <= q <= 1:
             raise FfmemError(f"expected a quantile from 0 to 1, found {quoted(q)}")
         found = quantile(np.array(self.facts["bins"], int), np.array(self.facts["counts"], int), q)
@@ -283,11 +289,11 @@ class CellStatistics:
 
     @property
     def others(self) -> dict[str, Any]:
-        """What the statistics of other packages say of the cell, by column."""
+        """The columns of statistics that other packages add, by name."""
         return {name: value for name, value in self.facts.items() if name not in CELL_COLUMNS}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what was not measured is None."""
+        """The statistics as a dict for JSON; a number that was not measured is None."""
         names = ("firings", "active", "maximum", "minimum", "mean", "variance")
         found = {name: getattr(self, name) for name in names} | {
             f"q{q:g}": self.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)
@@ -310,8 +316,8 @@ class TokenProbability:
     id: int
     probability: float
     z: float | None = None
-    """How far a value makes it stand out from all other tokens, in standard deviations of their log-probabilities. None for
-    what is no value, and in runs whose values were made before there was one."""
+    """The number of standard deviations by which a value sets the token's log-probability apart from those of all tokens.
+    None where the vector is not a value, and in runs whose values were made before there was a z."""
 
     def __repr__(self) -> str:
         return f"TokenProbability({pages.token_text(self)})"
@@ -327,20 +333,21 @@ class Value:
     cell: CellView
 
     def top(self, k: int = 10) -> list[TokenProbability]:
-        """The k tokens it promotes most."""
+        """The k tokens that the value promotes most, the most promoted first."""
         return self._tokens("promoted", k)
 
     def bottom(self, k: int = 10) -> list[TokenProbability]:
-        """The k tokens it suppresses most."""
+        """The k tokens that the value suppresses most, the most suppressed first."""
         return self._tokens("suppressed", k)
 
     @property
     def kept(self) -> int:
-        """How many tokens are known on each side."""
+        """The number of tokens that are known on each side."""
         return len(self._row["promoted"])
 
     @property
     def max_probability(self) -> float:
+        """The largest probability that the value gives to any token."""
         return self.top(1)[0].probability
 
     @property

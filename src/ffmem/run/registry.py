@@ -1,4 +1,4 @@
-"""Which experiments there are: each file of `ffmem/experiments/questions`, and each that another package registers."""
+"""The registry of experiments: each file of `ffmem/experiments/questions`, and each that another package registers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ GROUP = "ffmem.experiments"
 """The group of entry points by which a package adds an experiment: `toy = "its_package.toy:EXPERIMENT"`."""
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = ("causal", "random")
-"""Names that other things have in a run's folder of results."""
+"""Names that no experiment may have, since other things in a run's folder of results have them."""
 
 
 @cache
 def registered() -> dict[str, EntryPoint]:
-    """Where each experiment is, by name. Nothing is imported, so that this is cheap enough for whoever needs names alone."""
+    """The entry point of each experiment, by name. Nothing is imported, so that this is cheap enough for whoever needs
+    names alone."""
     folder = Path(__file__).parents[1] / "experiments" / "questions"
     names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
     found = {name: EntryPoint(name, f"ffmem.experiments.questions.{name}:EXPERIMENT", GROUP) for name in names}

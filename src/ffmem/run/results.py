@@ -23,9 +23,9 @@ from ffmem.text import beginning, visible
 CONTROL = "random"
 """The one control there is: a model of the same shape with random weights."""
 MOST = 10_000_000
-"""Of anything that is counted: what is asked for beyond that is a slip."""
+"""The limit on anything that a caller counts (examples, cells, draws): a larger number is taken for a slip."""
 WAIT = 600.0
-"""Seconds that a result waits for another process which writes the same run."""
+"""The number of seconds that a result waits for another process which writes the same run."""
 
 
 def check_request(
@@ -47,12 +47,12 @@ def check_request(
 
 
 SHOWN_ROWS, CELL_COLUMNS = 40, 40
-"""Rows that a notebook shows, and columns of each of their cells."""
+"""The number of rows that a notebook shows, and of characters in each of their cells."""
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What an experiment found. Rows have one entry a layer unless the experiment says otherwise; shares are 0 to 1.
+    """The result of an experiment. Rows have one entry a layer unless the experiment says otherwise; shares are 0 to 1.
 
     >>> result = Result("activity", 0, {}, [{"layer": 1, "active_median": 0.5}])
     >>> result.table.column("active_median").to_pylist()
@@ -65,8 +65,8 @@ class Result:
     rows: list[dict[str, Any]]
     facts: dict[str, Any] = field(default_factory=dict)
     resamples: list[dict[str, Any]] = field(default_factory=list)
-    """What the same experiment finds on cells (or examples) drawn again from its own with replacement: of each draw the
-    `rows` and `facts` that claims are judged by, no more."""
+    """The results of the same experiment on cells (or examples) drawn again from its own with replacement: of each draw
+    only the `rows` and `facts` that claims are judged by."""
     control: str | None = None
     """`random` where this was found on a model of the same shape with fresh random weights; None for the run's model."""
 
@@ -76,7 +76,7 @@ class Result:
         return beginning(visible(f"Result({self.experiment}{control}: {len(self.rows)} rows of {columns})"), COLUMNS)
 
     def _repr_html_(self) -> str:
-        """The first rows; of a list in a row its beginning."""
+        """The first rows as an HTML table; where a cell holds a list, its beginning is shown."""
         columns = list(dict.fromkeys(name for row in self.rows[:SHOWN_ROWS] for name in row))
         rows = [[_cell(row.get(name)) for name in columns] for row in self.rows[:SHOWN_ROWS]]
         more = len(self.rows) - SHOWN_ROWS
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def draws(self) -> list[Result]:
-        """Its resamples, each as a result with what claims are judged by, no more."""
+        """The resamples, each as a result that holds only what claims are judged by."""
         return [replace(self, rows=draw["rows"], facts=draw["facts"], resamples=[]) for draw in self.resamples]
 
     @property
@@ -105,11 +105,12 @@ class Result:
         return experiment.plot(self, layers=layers)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: numbers that are none become null."""
+        """The result as a dict for JSON, in which infinite numbers and NaN become null."""
         return _plain(vars(self))
 
     def saved(self, index: Index) -> Result:
-        """This result, once `results/NAME.json` and `results/NAME.parquet` are in the run, each whole or not at all.
+        """Write `results/NAME.json` and `results/NAME.parquet` into the run, each whole or not at all, and return the
+        result.
 
         A control's are in `results/random/`.
         """
@@ -155,7 +156,7 @@ def saved_results(index: Index, control: str | None = None) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """A value of a row as a cell of a table shows it."""
+    """A value of a row as the text that a table shows."""
     value = _plain(value)
     if value is None:
         return "–"
@@ -169,7 +170,7 @@ def _name(experiment: str, control: str | None) -> str:
 
 
 def _written(whole: dict[str, Any]) -> str:
-    """JSON to be read by people too; of the draws, which are many and small, a line each."""
+    """A result as JSON that people can read too: the draws, which are many and small, take a line each."""
     draws = [json.dumps(draw, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for draw in whole["resamples"]]
     text = json.dumps(whole | {"resamples": []}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # Nothing else in it can begin a line so: a line break inside a text is written as \\n.

@@ -31,5 +31,5 @@ def show(
 
 
 def info(run: str | Path | Index) -> Manifest:
-    """What a run was made from, what it holds, and what was skipped."""
+    """The manifest of a run: what it was made from, what it holds, and what was skipped."""
     return (run if isinstance(run, Index) else open_index(run)).manifest

@@ -1,4 +1,4 @@
-"""Where the files of a run lie: a folder of this machine, or an object store that an fsspec URL names."""
+"""The stores that hold the files of a run: a folder of this machine, or an object store that an fsspec URL names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ffmem.errors import RunError
 from ffmem.text import quoted
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""The extra of this package that a kind of URL needs: `pip install 'ffmem[s3]'`."""
+"""The extra of this package that each kind of URL needs: `pip install 'ffmem[s3]'`."""
 SETTINGS = {
     "s3": ("AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL and AWS_DEFAULT_REGION"),
     "gcs": ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"),
@@ -137,7 +137,7 @@ class ObjectStore:
             return fs.cat_file(path, end=end)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file."""
+        """Write a small file in one request, replacing one of this name."""
         with self._asked("written", name) as (fs, path):
             fs.pipe_file(path, data)
 
@@ -186,7 +186,7 @@ class ObjectStore:
             fs.rm([root + name for name in names]) if len(names) > 1 else fs.rm_file(first)
 
     def _copy(self, name: str, facts: dict[str, Any]) -> Path:
-        """Where this process keeps its copy of a file, which is another one as soon as the store says anything else of it.
+        """The path of this process's copy of a file, a new path as soon as the store reports a change of the file.
 
         So a table that is mapped stays as it is when the file is written anew.
         """
@@ -248,7 +248,7 @@ def is_url(location: str | Path) -> bool:
 
 
 def _file_facts(fs: Any, path: str) -> dict[str, Any]:
-    """What a store says of a file; a folder of that name is none."""
+    """The facts that a store gives on a file; FileNotFoundError for a folder of that name."""
     facts: dict[str, Any] = fs.info(path)
     if facts["type"] != "file":
         raise FileNotFoundError(path)
@@ -256,7 +256,7 @@ def _file_facts(fs: Any, path: str) -> dict[str, Any]:
 
 
 def _advice(error: Exception, kind: str | None) -> str:
-    """What a user may try about an error of a store, which `kind` of extra reaches; empty where nothing is known."""
+    """Advice on an error of a store, which needs the extra of this `kind`; empty where nothing is known."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"make room in {tempfile.gettempdir()}, or set TMPDIR to where there is some"
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
@@ -273,7 +273,7 @@ def _reason(error: Exception) -> str:
 
 
 _scratch_folders: dict[tuple[int, str], Path] = {}
-"""Where each process keeps what it has fetched; a forked one knows its parent's."""
+"""The folder, for each process, of what it has fetched; a forked process inherits its parent's entry."""
 
 
 def _scratch() -> Path:
