@@ -120,7 +120,7 @@ def test_bins_without_cells_have_no_bar(sixteen):
     chart = figure("fig6", [result])
     assert {row["at"] for row in drawn(chart) if row["series"] == "this model" and "top" in row} == {1, 2, 3, 5, 6, 7, 8}
     (gap,) = [row for row in drawn(chart) if row["at"] == 4 and row.get("shown") == "no cells"]
-    assert (gap["few"], gap["said"]) == ("none", "this model, bin 4: no cells")
+    assert (gap["few"], gap["spoken"]) == ("none", "this model, bin 4: no cells")
 
 
 def test_a_gated_model_has_a_curve_of_its_negative_triggers_and_others_have_none(gated, sixteen):

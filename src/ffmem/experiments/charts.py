@@ -24,10 +24,11 @@ MIDDLE_GREY = "#767676"
 """Words and lines of a figure that stands alone, readable on white and on black."""
 GRID = "#88888844"
 SCALE = 2
-"""Pixels of a PNG for each of the figure's."""
+"""The number of pixels of a PNG for each of the figure's."""
 
 
 def altair() -> Any:
+    """The altair package; an error that says what to install where it is missing."""
     return _loaded("altair")
 
 
@@ -41,6 +42,7 @@ def svg(chart: Any) -> str:
 
 
 def png(chart: Any) -> bytes:
+    """A figure as the bytes of a PNG."""
     return _loaded("vl_convert").vegalite_to_png(chart.to_dict(), vl_version=_version(), scale=SCALE)
 
 
@@ -51,7 +53,7 @@ def bundle() -> str:
 
 
 def _version() -> str:
-    """Of Vega-Lite, as altair speaks it: `v6.4.1` is 6.4."""
+    """The version of Vega-Lite that altair speaks: `v6.4.1` is 6.4."""
     return ".".join(altair().SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 
 
@@ -64,7 +66,7 @@ def _loaded(name: str) -> Any:
 
 
 def plot(figures: Sequence[Figure], result: Result, layers: int | None = None) -> LayerChart | HConcatChart:
-    """Figures of one result side by side, for a notebook."""
+    """The figures of one result side by side, for a notebook."""
     axis, charts = Axis(layers or layers_of([result])), []
     for figure in figures:
         for at, panel in enumerate(figure.panels(result, axis, None), 1):
@@ -74,7 +76,7 @@ def plot(figures: Sequence[Figure], result: Result, layers: int | None = None) -
 
 
 def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: str | None = None) -> LayerChart:
-    """One panel: intervals, bars, lines and points, which a click in the legend singles out."""
+    """The chart of one panel: intervals, bars, lines and points, which a click in the legend singles out."""
     al = altair()
     curves = [curve for curve in panel.curves if curve.points]
     names = [curve.name for curve in curves]
@@ -90,7 +92,7 @@ def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: 
     shape = al.Shape("series:N", **by_curve(["square" if curve.form == "bar" else "stroke" for curve in curves]))
     y_axis = al.Axis(title=f"{panel.y} ({panel.spread})" if panel.spread else panel.y, format=panel.format, tickCount=6)
     y_scale = al.Scale(type="log", nice=False) if panel.log else al.Scale(zero=True, **panel.limits)
-    shared: dict[str, Any] = {"x": _x(panel), "color": colour, "tooltip": _tooltips(panel), "description": "said:N"}
+    shared: dict[str, Any] = {"x": _x(panel), "color": colour, "tooltip": _tooltips(panel), "description": "spoken:N"}
     layers: list[Any] = []
 
     def y(field: str) -> Any:
@@ -114,9 +116,9 @@ def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: 
     layer("hollow", few, {"type": "bar", "opacity": 1, "filled": False, "strokeWidth": 1.5, "clip": True}, **box)
     whiskers = [row for row in bars if "low" in row]
     layer("whisker", whiskers, {"type": "rule", "opacity": 1, "strokeWidth": 2}, y=y("low"), y2="high:Q")
-    said = {"type": "text", "opacity": 1, "dy": -8, "fontSize": 11}
-    layer("count", [row | {"over": row.get("high", row["top"])} for row in few], dict(said), y=y("over"), text="few:N")
-    layer("empty", _nothing(panel, names), dict(said), y=y("value"), text="few:N")
+    style = {"type": "text", "opacity": 1, "dy": -8, "fontSize": 11}
+    layer("count", [row | {"over": row.get("high", row["top"])} for row in few], dict(style), y=y("over"), text="few:N")
+    layer("empty", _nothing(panel, names), dict(style), y=y("value"), text="few:N")
     layer("line", lines, {"type": "line", "opacity": 1, "strokeWidth": 2}, y=y("value"), strokeDash=dash)
     layer("point", lines, {"type": "point", "opacity": 1, "filled": True, "size": 36}, y=y("value"))
     # Nothing to see but its legend, which shows a square for bars and a stroke for lines.
@@ -128,21 +130,21 @@ def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: 
 
 
 def _nothing(panel: Panel, names: list[str]) -> list[dict[str, Any]]:
-    """Bins without cells: the word for it, where a bar would stand."""
+    """A row for each bin without cells, which shows the word for it where a bar would stand."""
     rows = []
     for at in panel.empty if names else ():
         row = {"series": names[0], "at": at, "x": float(at), "value": 0.0, "few": "none", "shown": "no cells"}
-        rows.append(row | {"said": f"{names[0]}, bin {at}: no cells"})
+        rows.append(row | {"spoken": f"{names[0]}, bin {at}: no cells"})
     return rows
 
 
 def _rows(panel: Panel, curve: Curve) -> list[dict[str, Any]]:
-    """A curve as rows for a chart, numbers as they are and as a reader sees them."""
+    """A curve as rows for a chart, with numbers as they are and as a reader sees them."""
     rows = []
     for at, point in enumerate(curve.points):
         row: dict[str, Any] = {"series": curve.name, "at": point.at, "x": point.x, "value": point.value}
         row["shown"] = shown(panel, point.value)
-        row["said"] = f"{curve.name}, {'bin' if panel.axis is None else 'layer'} {point.at}: {row['shown']}"
+        row["spoken"] = f"{curve.name}, {'bin' if panel.axis is None else 'layer'} {point.at}: {row['shown']}"
         if curve.form == "bar":
             base = curve.base[at] if curve.base else 0.0
             row |= {"left": point.x - panel.half_bar, "right": point.x + panel.half_bar, "base": base}
@@ -150,7 +152,7 @@ def _rows(panel: Panel, curve: Curve) -> list[dict[str, Any]]:
         if point.low is not None and point.high is not None:
             row |= {"low": point.low, "high": point.high}
             row["span"] = f"{shown(panel, point.low)} to {shown(panel, point.high)} ({curve.interval})"
-        rows.append(row | {name: said for name, said in (("note", point.note), ("few", point.few)) if said})
+        rows.append(row | {name: text for name, text in (("note", point.note), ("few", point.few)) if text})
     return rows
 
 

@@ -30,7 +30,7 @@ from ffmem.run.registry import all_experiments
 from ffmem.run.results import CONTROL, Result, load_result, saved_results
 
 CONTROL_TOKENS = 20_000
-"""Of the run's corpus, which the control's index is made from."""
+"""The number of tokens of the run's corpus that the control's index is made from."""
 
 
 def random_model(model: MemoryModel, seed: int) -> MemoryModel:
@@ -77,7 +77,7 @@ def control_index(index: Index, model: MemoryModel, *, quiet: bool = False) -> I
 
 
 def control_settings(index: Index, eval: Any, **sizes: int) -> dict[str, Any]:
-    """All that a control's results depend on: they are made again where any of it differs.
+    """The settings on which a control's results depend: they are made again where any of it differs.
 
     That is the sizes and the seed, the text, the run, and the code of the experiments.
     """
@@ -93,7 +93,7 @@ def control_settings(index: Index, eval: Any, **sizes: int) -> dict[str, Any]:
 
 
 def cacheable(eval: Any) -> bool:
-    """Whether a text can be told from another by its name: texts in memory cannot."""
+    """Whether a text has a name by which it can be told from others; texts in memory have none."""
     return eval is None or not any(isinstance(source, Texts) for source in open_sources(eval))
 
 

@@ -1,4 +1,4 @@
-"""What an experiment declares: its question, its columns, its computation, its figures, its claims. One file holds it all.
+"""The declaration of an experiment: its question, columns, computation, figures and claims. One file holds it all.
 
 No torch is imported here, nor at the top of a file that declares an experiment: reports are made without it.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 EXAMPLES = 4000
-"""Prefixes that are followed through the model, as many as in the paper."""
+"""The number of prefixes that are followed through the model, as many as in the paper."""
 
 
 def followed(observer: Callable[..., Observer]) -> Callable[..., Result]:
-    """What runs an experiment that watches examples go by, alone: it draws them, shows them to the observer in one pass over
-    the model, and keeps its result in the run."""
+    """A function that runs, alone, an experiment that watches examples go by: it draws them, shows them to the observer
+    in one pass over the model, and keeps its result in the run."""
 
     def run(
         model: Any,
@@ -39,7 +39,7 @@ def followed(observer: Callable[..., Observer]) -> Callable[..., Result]:
         quiet: bool = False,
         **own: Any,
     ) -> Result:
-        """The result; further keywords are the observer's own."""
+        """Run the experiment and give its result; further keywords are the observer's own."""
         from ffmem.experiments.observe import follow
 
         return follow(model, index, [partial(observer, **own)], eval, examples=examples, seed=seed, quiet=quiet)[0]
@@ -52,16 +52,17 @@ class Figure:
     """A figure of one experiment: what a reader should see in it, and how its panels are made from a result."""
 
     name: str
-    """Its files are called so: the experiment's name, with `_2` and so on behind it where it has several."""
+    """The name of the figure's files: the experiment's name, with `_2` and so on behind it where it has several figures."""
     number: str
     """The name that a heading gives it: `Fig 3`."""
     title: str
     see: str
-    """Two or three sentences for a reader who has not read the paper."""
+    """The two or three sentences that tell a reader who has not read the paper what to look for."""
     alt: str
-    """A text for those who cannot see it."""
+    """The text for those who cannot see the figure."""
     panels: Callable[[Result, Axis, Result | None], Sequence[Panel]]
-    """Called with the result, the axis of layers, and the same result on random weights (None where that was not run)."""
+    """A function that makes the panels from the result, the axis of layers, and the same result on random weights (None
+    where that was not run)."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ class Section:
     """A part of the report that is neither a claim nor a figure, such as a table of examples to read."""
 
     order: int
-    """Parts with a smaller number come first."""
+    """The section's rank: parts with a smaller number come first."""
     heading: str
-    """Parts of one heading stand below it together."""
+    """The section's heading; parts with the same one stand below it together."""
     show: Callable[[Index, Result | None], Sequence[Raw]]
-    """It gives the part as HTML from the index and the result; where the result is None, `missing` says how to make it."""
+    """A function that gives the part as HTML from the index and the result; where the result is None, `missing` says how
+    to make it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Experiment:
     name: str
     question: str
     columns: Mapping[str, str]
-    """What each column of the result's rows means, in the order of the columns."""
+    """The meaning of each column of the result's rows, in the order of the columns."""
     run: Callable[..., Result]
     """`ffmem.experiments.NAME(model, index, ...)`, which keeps its result in the run (`Result.saved`). Of the keywords
     `eval`, `examples`, `cells`, `seed` and `quiet` it is given those that it has."""
@@ -92,17 +94,17 @@ class Experiment:
     """The paper's claims that its results are judged by; made when first needed."""
     sections: Sequence[Section] = ()
     observer: Callable[[MemoryModel, Examples], Observer] | None = None
-    """Of an experiment that watches examples go by: what does so (`run` is `followed` of it). All that have one share one
-    pass over the examples."""
+    """The observer of an experiment that watches examples go by (`run` is `followed` of it), else None. All that have one
+    share one pass over the examples."""
     most_examples: int | None = None
-    """No more examples than this are taken, however many are asked for."""
+    """The most examples that are taken, however many are asked for; None without a limit."""
     most_control_examples: int | None = None
-    """No more examples than this are taken for the control, which is asked of random weights."""
+    """The most examples that are taken for the control, which is asked of random weights; None without a limit."""
     order: int = 100
-    """Experiments are run and shown by this number, those of equal numbers by name."""
+    """The number by which experiments are run and shown; those of equal numbers go by name."""
 
     def plot(self, result: Result, *, layers: int | None = None) -> Any:
-        """All its figures side by side, for a notebook."""
+        """All figures of a result of this experiment side by side, for a notebook."""
         from ffmem.experiments.charts import plot
 
         return plot(self.figures, result, layers)

@@ -11,11 +11,11 @@ from ffmem.text import visible
 
 
 class Raw(str):
-    """HTML already: not escaped again."""
+    """Text that is HTML already and is not escaped again."""
 
 
 def text(value: Any) -> Raw:
-    """Anything as HTML.
+    """Any value as escaped HTML; None is a dash.
 
     >>> text("<b>"), text(Raw("<b>")), text(None)
     ('&lt;b&gt;', '<b>', '–')
@@ -26,7 +26,7 @@ def text(value: Any) -> Raw:
 
 
 def element(name: str, *inside: Any, **attributes: str) -> Raw:
-    """An element; `class_` and `aria_label` are written class and aria-label.
+    """An HTML element; `class_` and `aria_label` are written class and aria-label.
 
     >>> element("p", "a < b", class_="note")
     '<p class="note">a &lt; b</p>'
@@ -36,11 +36,12 @@ def element(name: str, *inside: Any, **attributes: str) -> Raw:
 
 
 def join(parts: Iterable[Any]) -> Raw:
+    """Parts of HTML, escaped and put one behind the other."""
     return Raw("\n".join(text(part) for part in parts))
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, class_: str = "") -> Raw:
-    """A table in a box of its own, which scrolls where the page is narrow; the first column heads its row."""
+    """An HTML table in a box of its own, which scrolls where the page is narrow; the first column heads its row."""
     head = element("tr", *(element("th", column, scope="col") for column in columns))
     body = (
         element(
@@ -55,21 +56,22 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
 
 
 def missing(experiment: str) -> Raw:
-    """What stands where an experiment was not run."""
+    """The note that stands where an experiment was not run, with the command that runs it."""
     return element("p", "not run: ", element("code", f"ffmem experiments RUN {experiment}"), class_="missing")
 
 
 def details(summary: Any, *inside: Any, class_: str = "more") -> Raw:
+    """HTML that a click on its summary opens."""
     return element("details", element("summary", summary), *inside, class_=class_)
 
 
 def facts(pairs: dict[str, Any]) -> Raw:
-    """Names and what they are."""
-    return element("dl", *(part for name, said in pairs.items() for part in (element("dt", name), element("dd", said))))
+    """Names and their meanings as an HTML description list."""
+    return element("dl", *(part for name, what in pairs.items() for part in (element("dt", name), element("dd", what))))
 
 
 def data(id: str, value: Any) -> Raw:
-    """JSON for the page's script, in which no tag can begin."""
+    """Data as JSON for the page's script, in which no tag can begin."""
     written = json.dumps(value, ensure_ascii=False, sort_keys=True, allow_nan=False, separators=(",", ":"))
     safe = written.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return Raw(f'<script type="application/json" id="{escape(id)}">{safe}</script>')

@@ -18,34 +18,35 @@ NONE = -1
 
 @dataclass(frozen=True)
 class NextTokens:
-    """A row a cell, a column a rank; t is the run's own."""
+    """The tokens behind the triggers of a layer: a row a cell, a column a rank; t is the run's own."""
 
     ids: Int[np.ndarray, "cells t"]
     """The token behind each trigger; -1 where there is no trigger, or where it ends its sentence and no mark is given."""
     last: Int[np.ndarray, "cells t"]
     """The prefix's own last token, which the released script took for the next one: a control, nothing else."""
     counts: Int[np.ndarray, " cells"]
-    """Triggers a cell."""
+    """The number of triggers of each cell."""
     at_end: Bool[np.ndarray, "cells t"]
-    """Which triggers end their sentence, whatever stands for the token behind them."""
+    """True for triggers that end their sentence, whatever stands for the token behind them."""
 
     @property
     def cells(self) -> int:
+        """The number of cells."""
         return len(self.counts)
 
     @property
     def with_next(self) -> Int[np.ndarray, " cells"]:
-        """Triggers a cell that have a next token."""
+        """The number of triggers of each cell that have a next token."""
         return (self.ids != NONE).sum(1)
 
     @property
     def ended(self) -> int:
-        """How many triggers end their sentence."""
+        """The number of triggers that end their sentence."""
         return int(self.at_end.sum())
 
 
 def next_tokens(index: Index, layer: int, sign: Sign = "+", end: int | None = None) -> NextTokens:
-    """What comes behind the triggers of every cell of a layer (from 1); `end` stands behind a sentence's last token."""
+    """The tokens behind the triggers of every cell of a layer (from 1); `end` stands behind a sentence's last token."""
     count = index.manifest.model.cells[layer - 1]
     cells = index.table("cells").slice(index[Cell(layer, 0)].row, count)
     positive, negative = (cells.column(f"{name}_triggers").to_numpy().astype(np.int64) for name in ("positive", "negative"))
@@ -59,7 +60,7 @@ def next_tokens(index: Index, layer: int, sign: Sign = "+", end: int | None = No
     row, position = (triggers.column(name).to_numpy()[rows].astype(np.int64) for name in ("row", "position"))
 
     def spread(found: np.ndarray) -> np.ndarray:
-        """Back to a row a cell."""
+        """Spread values of the used triggers back to a row a cell; the rest is `NONE`."""
         whole = np.full(used.shape, NONE, found.dtype)
         whole[used] = found
         return whole
@@ -90,7 +91,7 @@ def token_at(index: Index, row: Int[np.ndarray, " n"], position: Int[np.ndarray,
 
 
 def token_counts(index: Index, size: int, end: int | None = None) -> Int[np.ndarray, " vocab"]:
-    """How often each token stands in the sentences that the run has kept; with `end`, that once more a sentence."""
+    """The number of times that each token stands in the sentences that the run has kept; `end` is added once a sentence."""
     counts = np.zeros(size, np.int64)
     for batch in index.table("sentences").column("tokens").chunks:
         counts += np.bincount(batch.flatten().to_numpy(), minlength=size)

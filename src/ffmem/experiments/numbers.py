@@ -14,7 +14,7 @@ MINUS = "−"
 
 
 def share(value: int | float) -> str:
-    """A share as percent with three digits that count; what is closer to none than 0.0001% is said to be below it.
+    """A share as percent with three significant digits; one closer to 0 than 0.0001% is shown as below it.
 
     >>> share(0.5), share(-0.07123), share(1 / 267744), share(8.33e-26), share(0)
     ('50%', '−7.12%', '0.000373%', '< 0.0001%', '0%')
@@ -36,7 +36,7 @@ def points(value: int | float) -> str:
 
 
 def plain(value: int | float) -> str:
-    """A number with three digits that count.
+    """A number with three significant digits.
 
     >>> plain(22604.4), plain(0.00001234), plain(-2.5), plain(0)
     ('22,604', '0.0000123', '−2.5', '0')
@@ -47,7 +47,7 @@ def plain(value: int | float) -> str:
 
 
 def whole(value: int | float) -> str:
-    """A rank or a count.
+    """A rank or a count as a whole number.
 
     >>> whole(9611.5)
     '9,612'
@@ -56,7 +56,7 @@ def whole(value: int | float) -> str:
 
 
 def signed(value: int | float) -> str:
-    """A correlation or a change.
+    """A correlation or a change with its sign and two decimals.
 
     >>> signed(0.5), signed(-1)
     ('+0.50', '−1.00')

@@ -1,4 +1,4 @@
-"""One pass over the examples for all experiments that watch a prediction come to be."""
+"""The pass over the examples that all experiments share that watch a prediction come to be."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ffmem.run.reader import Index
 from ffmem.run.results import Result, check_request
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Tokens a forward: all layers' vectors and coefficients of a batch's examples are held at a time."""
+"""The most tokens of a forward: all layers' vectors and coefficients of a batch's examples are held at a time."""
 
 
 @dataclass
 class Seen:
-    """What flowed at the last token of some examples, and what each vector predicts, computed once whoever asks."""
+    """The tensors at the last token of some examples, and what each vector predicts, computed once however many ask."""
 
     model: MemoryModel
     numbers: list[int]
@@ -36,7 +36,8 @@ class Seen:
     _tops: dict[tuple[str, int, bool], Int[np.ndarray, " n"]] = field(default_factory=dict)
 
     def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:
-        """r, y or o of a layer (from 1); to be normed, in a post-norm block, they go through the block's own norm first."""
+        """The vectors r, y or o of a layer (from 1); with `norm`, in a post-norm block, they go through the block's own
+        norm first."""
         found = getattr(self.places, name)[layer - 1]
         return self.model.after_post_norm(found, layer) if norm else found
 
@@ -77,7 +78,7 @@ def follow(
     seed: int,
     quiet: bool = False,
 ) -> list[Result]:
-    """Draw examples, show them to the observers in one pass, and keep their results in the run."""
+    """Draw examples, show them to the observers in one pass, and keep the observers' results in the run."""
     check_request(seed=seed, examples=examples)
     loaded = model_of(index, model)
     drawn = sample_examples(loaded, index, eval, count=examples, seed=seed, quiet=quiet)

@@ -1,4 +1,4 @@
-"""What a figure shows, as plain numbers: curves over layers, of this model, of the paper and of random weights."""
+"""The panels of a figure as plain numbers: curves over layers, of this model, of the paper and of random weights."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ COLOURS = {
     "softmax": "#D55E00",
     "softmax, same length": "#009E73",
 }
-"""The same thing has the same colour in all figures. Colour-blind safe (after Okabe and Ito); each has a contrast of
+"""The colour of each thing, the same in all figures. Colour-blind safe (after Okabe and Ito); each has a contrast of
 about 3 or more to white and to a dark page."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One number: at a layer (or a bin), drawn at x, with the ends of its interval where it has one."""
+    """A point of a curve: a number at a layer (or a bin), drawn at x, with the ends of its interval where it has one."""
 
     at: int
     x: float
@@ -47,7 +47,7 @@ class Point:
     high: int | float | None = None
     note: str = ""
     few: str = ""
-    """How many cells it is from, in words, where they are too few to say much: such a bar is hollow."""
+    """The number of cells that the point is from, in words, where they are too few to say much and the bar is hollow."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,23 @@ class Curve:
     colour: str = ""
     base: list[int | float] = field(default_factory=list)
     interval: str = ""
-    """What the ends `low` and `high` of its points are: quartiles, or a 95% interval."""
+    """The meaning of the ends `low` and `high` of its points: quartiles, or a 95% interval."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Where a layer is drawn: at its number in a model as deep as the paper's, else at its depth from 0 to 1."""
+    """The axis of layers: a layer is drawn at its number in a model as deep as the paper's, else at its depth from 0 to
+    1."""
 
     layers: int
 
     @property
     def relative(self) -> bool:
+        """Whether layers are drawn at their depth from 0 to 1 rather than at their number."""
         return self.layers != the_paper().layers
 
     def x(self, layer: int, of: int) -> float:
-        """The place of a layer of a model that has `of`.
+        """The x of a layer in a model that has `of` layers.
 
         >>> Axis(12).x(4, 12), Axis(12).x(4, 16), Axis(16).x(4, 16)
         (0.2727272727272727, 0.2, 4.0)
@@ -88,30 +90,31 @@ class Axis:
         return (layer - 1) / (of - 1) if of > 1 else 1.0
 
     def half_bar(self, of: int) -> float:
-        """Half the width of a bar for a layer of a model that has `of`."""
+        """Half the width of a bar for a layer in a model that has `of` layers."""
         return 0.4 if not self.relative else min(0.06, 0.4 / max(1, of - 1))
 
     @property
     def title(self) -> str:
+        """The title of the axis."""
         return "depth (0 is the first layer, 1 the last)" if self.relative else "layer"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: a title, what the height says, and curves; `half_bar` is half the width of a bar."""
+    """A plot: a title, the meaning of its height, and curves; `half_bar` is half the width of a bar."""
 
     title: str
     y: str
     curves: list[Curve]
     axis: Axis | None
-    """None where x is a bin."""
+    """The axis of layers; None where x is a bin."""
     format: str = "~%"
     log: bool = False
     half_bar: float = 0.4
     limits: dict[str, Any] = field(default_factory=dict)
     """Arguments of the height's scale, where its limits are known beforehand."""
     empty: Sequence[int] = ()
-    """Bins in which there is nothing to have a share of."""
+    """The bins that have no cells, so that there is no share to draw."""
 
     @property
     def spread(self) -> str:
@@ -147,7 +150,7 @@ def curve_of(
     colour: str = "",
     **more: Any,
 ) -> Curve:
-    """A column of a result; rows without a number are left out.
+    """A column of a result as a curve; rows without a number are left out.
 
     Its interval is that over the result's resamples, where these hold the column, or the column's own quartiles.
     """
@@ -180,7 +183,8 @@ def _spans(result: Result, column: str, rows: Rows) -> dict[int, Span]:
 def random_curve(
     control: Result | None, axis: Axis, column: str, name: str = RANDOM, *, spread: str = INTERVALS, **more: Any
 ) -> Curve:
-    """The same column on random weights; no points where that was not run. Quartiles are left to the model's own."""
+    """The same column on random weights as a curve, without points where that was not run; only the model's own has
+    quartiles."""
     return curve_of(control, axis, column, name, spread="" if spread == QUARTILES else spread, dash=(8, 3, 2, 3), **more)
 
 

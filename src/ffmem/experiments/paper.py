@@ -10,7 +10,7 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Paper:
-    """What `paper.json` holds of the figures; how each number was read is said in the file."""
+    """The numbers in `paper.json`, by figure; how each number was read is said in the file."""
 
     source: str
     layers: int
@@ -30,9 +30,10 @@ class Paper:
     active: list[float]
     """Fig 7: median share of cells with a coefficient above 0."""
     zero_agreement: list[float]
-    """Fig 8, over its 4,000 examples (the plot divides the same counts by 4,096)."""
+    """Fig 8: share of the 4,000 examples in which no memory agrees (the plot divides the same counts by 4,096)."""
     zero_agreement_text: dict[str, float]
-    """At least so many examples without agreement; stop words and short prefixes among the rest."""
+    """The text beside Fig 8: the least share of examples without agreement; of the others, the shares of stop words and
+    of short prefixes."""
     residual_matches: list[float]
     """Fig 9: share of examples whose residual puts the model's output first."""
     residual_probability: list[float]

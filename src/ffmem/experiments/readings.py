@@ -12,7 +12,7 @@ from ffmem.experiments.rules import Measure, Reading, Rule
 from ffmem.run.results import Result
 
 FEWEST = 4
-"""Layers that a trend needs: two points always have one."""
+"""The number of layers that a trend needs at least: two points always have one."""
 MOST = 0.8
 """The share of the layers in which a claim about most of them must be so."""
 
@@ -21,11 +21,12 @@ Read = Callable[[Result], Reading]
 
 
 def not_measured(words: str) -> Reading:
+    """A reading that says why a claim was not measured."""
     return Reading(words, verdict="not measured")
 
 
 def units(result: Result) -> str:
-    """How many examples or cells a result is from, with their name; nothing where it does not say."""
+    """The number of examples or cells that a result is from, with their name; empty where it does not say."""
     if (count := result.settings.get("examples")) is not None:
         return f"{count:,} examples"
     of_rows = [row["cells"] for row in result.rows if "cells" in row]
@@ -39,7 +40,7 @@ def row_of(rows: Iterable[Row], layer: int) -> Row:
 
 
 def ends(values: Sequence[float], say: Callable[[float], str] = share) -> str:
-    """How a curve of the paper goes from its first layer to its last, in words."""
+    """The words for how a curve of the paper goes from its first layer to its last."""
     rho = spearman(list(range(1, len(values) + 1)), values) or 0.0
     return f"Spearman {signed(rho)}; {say(values[0])} in layer 1, {say(values[-1])} in {len(values)}"
 
@@ -59,7 +60,8 @@ def trend(
     say: Callable[[int | float], str] = share, difference: Callable[[int | float], str] = points,
     unit: str = "points", **only: str,
 ) -> Read:  # fmt: skip
-    """A column (or its size) rises or falls with depth: by its ranks, and from the bottom quarter to the top quarter."""
+    """A reading that asks whether a column (or its size) rises or falls with depth: by its ranks, and from the bottom
+    quarter of the layers to the top quarter."""
 
     def values(sample: Result) -> list[tuple[int, int | float]]:
         rows = [row for row in sample.rows if row.get(column) is not None and only.items() <= row.items()]
@@ -103,7 +105,8 @@ def in_most_layers(
     say: Callable[[Row], str],
     layers: Callable[[Result], Sequence[Row]] = lambda sample: sample.rows,
 ) -> Read:
-    """A number of a layer meets a rule in at least 80% of the layers. The layer that is farthest from it is named."""
+    """A reading that asks whether a number of a layer meets a rule in at least 80% of the layers. The layer that is
+    farthest from it is named."""
     sign = 1 if min(rule.below, rule.most) < inf else -1
 
     def met(rows: Sequence[Row]) -> int:
@@ -126,5 +129,5 @@ def in_most_layers(
 
 
 def layers_with(column: str, rule: Rule) -> Read:
-    """A share meets a rule in most layers."""
+    """A reading that asks whether a share meets a rule in most layers."""
     return in_most_layers(lambda row: row[column], rule, lambda row: share(row[column]))

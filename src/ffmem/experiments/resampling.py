@@ -13,13 +13,13 @@ import numpy as np
 from jaxtyping import Float
 
 RESAMPLES = 200
-"""Draws that a result keeps."""
+"""The number of draws that a result keeps."""
 DIGITS = 6
-"""Significant digits of their numbers, which keeps a result's file small."""
+"""The significant digits of the numbers of draws, few enough to keep a result's file small."""
 
 
 def draw_counts(units: int, seed: Sequence[int], draws: int = RESAMPLES) -> Float[np.ndarray, "draws units"]:
-    """How often each unit is in each draw of as many units with replacement.
+    """The number of times that each unit is in each draw of as many units with replacement, as draws × units.
 
     >>> draw_counts(3, [0], draws=2).sum(1).tolist()
     [3.0, 3.0]
@@ -35,7 +35,7 @@ def draw_counts(units: int, seed: Sequence[int], draws: int = RESAMPLES) -> Floa
 def shares(
     counts: Float[np.ndarray, "draws units"], hits: np.ndarray, among: np.ndarray | None = None
 ) -> Float[np.ndarray, " draws"]:
-    """Of each draw, the sum of `hits` over the sum of `among` (over its units, if not given); NaN where that is 0.
+    """For each draw, the sum of `hits` over the sum of `among` (over its units, if not given); NaN where that is 0.
 
     >>> shares(np.array([[1.0, 1.0], [2.0, 0.0]]), np.array([3, 1]), np.array([4, 1])).tolist()
     [0.8, 0.75]
@@ -62,7 +62,8 @@ def medians(counts: Float[np.ndarray, "draws units"], values: np.ndarray) -> Flo
 
 
 def as_draws(rows: list[dict[str, Any]], facts: dict[str, Any], draws: int = RESAMPLES) -> list[dict[str, Any]]:
-    """`Result.resamples` from rows and facts that hold arrays, an entry a draw, where the result's own hold numbers.
+    """The `Result.resamples` made from rows and facts that hold arrays, an entry a draw, where the result's own hold
+    numbers.
 
     >>> as_draws([{"layer": 1, "share": np.array([0.5, np.nan])}], {"cells": np.array([4, 0])}, draws=2)[1]
     {'rows': [{'layer': 1, 'share': None}], 'facts': {'cells': 0}}
@@ -89,7 +90,7 @@ def interval(values: Iterable[int | float | None]) -> tuple[float, float] | None
 
 
 def quartiles(values: np.ndarray) -> tuple[float, float, float]:
-    """First quartile, median and third quartile, interpolated; NaN of nothing."""
+    """The first quartile, the median and the third quartile, interpolated; NaN of nothing."""
     if not len(values):
         return float("nan"), float("nan"), float("nan")
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])

@@ -14,14 +14,14 @@ from ffmem.run.results import CONTROL, Result
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "does not apply"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not measured", "does not apply")
 FEW = 30
-"""Cells (or cases) below which a share says little; resamples of so few do not tell how little."""
+"""The number of cells (or cases) below which a share says little; resamples of so few do not show how little."""
 AGAIN = "interval: not there, run it again"
 RUN_CONTROL = f"control not run: ffmem experiments RUN --control {CONTROL}"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The stretch of numbers with which a claim is right: above or below a number, or from `least` to `most`."""
+    """The range of numbers in which a claim is right: above or below a number, or from `least` to `most`."""
 
     above: int | float = -inf
     below: int | float = inf
@@ -45,19 +45,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class Measure:
-    """How a number is computed from a result (or one of its draws), the rule that it must meet, and how it is said."""
+    """A number that is computed from a result (or one of its draws), the rule that it must meet, and how it is put in
+    words."""
 
     name: str
     statistic: Callable[[Result], int | float | None]
     rule: Rule
     say: Callable[[float], str] = share
     of: str = ""
-    """What stands behind the number: `in layer 3`."""
+    """The words behind the number, such as `in layer 3`."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a claim is read off one result: by these measures, of `n` units, with words beside them.
+    """The measures by which a claim is read off one result, of `n` units, with words beside them.
 
     Where it cannot be read, `verdict` and `words` say so and why.
     """
@@ -82,7 +83,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim on one model: its numbers, of what they are, words beside them, and the verdict that follows."""
+    """A claim's finding on one model: its numbers, of what they are, words beside them, and the verdict that follows."""
 
     verdict: Verdict
     words: str
@@ -91,14 +92,14 @@ class Finding:
 
     @property
     def beside(self) -> str:
-        """What stands beside the numbers: words, what is missing, and of how many units they are."""
+        """The words that stand beside the numbers: a note, what is missing, and of how many units they are."""
         lacking = any(number.value is not None and number.low is None for number in self.numbers)
-        said = "; ".join(filter(None, (self.words, AGAIN if lacking else "")))
-        return f"{said} ({self.n})".strip() if self.n else said
+        words = "; ".join(filter(None, (self.words, AGAIN if lacking else "")))
+        return f"{words} ({self.n})".strip() if self.n else words
 
     @property
     def text(self) -> str:
-        """Everything in one line, as a reader sees it."""
+        """The numbers and all words in one line, as a reader sees them."""
         return "; ".join(filter(None, (*(number.text for number in self.numbers), self.beside))).replace("; (", " (")
 
 
@@ -107,55 +108,61 @@ NOT_RUN = Finding("not measured", "not run")
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and how it is judged; once judged, what was found on this model and on random weights."""
+    """A sentence of the paper and how it is judged; once judged, also what was found on this model and on random weights."""
 
     id: str
     figure: str
-    """Where the paper says it: `Fig 3`."""
+    """The figure in which the paper says it, such as `Fig 3`."""
     claim: str
     paper: str
-    """What the paper found."""
+    """The paper's own finding, in words."""
     rule: str
-    """The rule in words."""
+    """The rule of the verdict, in words."""
     read: Callable[[Result], Reading] = field(repr=False, compare=False)
-    """How a result is read by it."""
+    """A function that reads the claim off a result."""
     found: Finding = NOT_RUN
     control: Finding | None = None
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict on this model."""
         return self.found.verdict
 
     @property
     def here(self) -> str:
+        """The finding on this model, as text."""
         return self.found.text
 
     @property
     def n(self) -> str:
+        """The units that the claim's numbers are of on this model, as text."""
         return self.found.n
 
     @property
     def value(self) -> int | float | None:
-        """The first of its numbers."""
+        """The first of the claim's numbers on this model, None without any."""
         return self.found.numbers[0].value if self.found.numbers else None
 
     @property
     def low(self) -> float | None:
+        """The lower end of the first number's interval."""
         return self.found.numbers[0].low if self.found.numbers else None
 
     @property
     def high(self) -> float | None:
+        """The upper end of the first number's interval."""
         return self.found.numbers[0].high if self.found.numbers else None
 
     @property
     def evidence(self) -> str:
-        """What a claim that holds is worth: nothing where it holds on random weights too. Empty for one that does not."""
+        """A word on whether a claim that holds is evidence, which it is not where it holds on random weights too; empty
+        for one that does not hold."""
         if self.verdict != "holds":
             return ""
         if self.control is None:
             return "control not run"
-        told: dict[Verdict, str] = {"holds": "no evidence", "does not hold": "evidence"}
-        return told.get(self.control.verdict, f"control {self.control.verdict}")
+        worth: dict[Verdict, str] = {"holds": "no evidence", "does not hold": "evidence"}
+        return worth.get(self.control.verdict, f"control {self.control.verdict}")
 
 
 def find(reading: Reading, result: Result) -> Finding:
@@ -184,7 +191,8 @@ def _ends(measure: Measure, result: Result) -> tuple[float, float] | None:
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
-    """A claim holds where all its numbers meet their rules, and falls with one that does not."""
+    """The verdict of several together: a claim holds where all its numbers meet their rules, and falls with one that does
+    not."""
     for verdict in ("not measured", "does not hold", "undecided"):
         if verdict in verdicts:
             return verdict

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 CONTROL_EXAMPLES, CONTROL_CELLS = 200, 20
-"""Prefixes that a control follows, and cells of each layer from whose triggers it removes tokens."""
+"""The number of prefixes that a control follows, and of cells of each layer from whose triggers it removes tokens."""
 
 
 def run_experiments(run: str | Path | Index, names: Iterable[str] = (), **options: Any) -> list[Result]:
@@ -41,7 +41,8 @@ def each_experiment(
     quiet: bool = False,
     **load: Any,
 ) -> Iterator[Result]:
-    """The results of these experiments, each as soon as it is there; names and numbers are checked before a model is loaded.
+    """The results of these experiments, each yielded as soon as it is there; names and numbers are checked before a model
+    is loaded.
 
     `eval` is the corpus that examples are drawn from (the indexed one if none is given), `examples` how many (4,000), and
     `cells` how many of each layer have tokens removed from their triggers (100). With `control="random"` they are asked of a

@@ -18,34 +18,35 @@ from ffmem.model.spots import Hook, first_tensor, hooked, module_at
 
 @dataclass(frozen=True)
 class Factors:
-    """What a layer's coefficients are made of: m = f(scores), in a gated layer f(scores)·up."""
+    """The factors of a layer's coefficients: m = f(scores), in a gated layer f(scores)·up."""
 
     layer: int
     scores: Float[Tensor, "*pos cells"]
-    """x·Kᵀ and the key bias; in a gated layer the gate's."""
+    """The scores x·Kᵀ plus the key bias; in a gated layer the gate's."""
     up: Float[Tensor, "*pos cells"] | None
     m: Float[Tensor, "*pos cells"]
 
 
 Rule = Callable[[Factors], Tensor | None]
-"""New coefficients for a layer; None leaves them as they are."""
+"""A function that gives new coefficients for a layer; None leaves them as they are."""
 
 
 def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:
-    """softmax(scores), in a gated layer times up; in float32."""
+    """The coefficients softmax(scores), in a gated layer times up; in float32."""
     weights = torch.softmax(factors.scores.float(), dim=-1)
     return weights if factors.up is None else weights * factors.up.float()
 
 
 def softmax_scaled(factors: Factors) -> Float[Tensor, "*pos cells"]:
-    """softmax(scores) given the length (L2) that the layer's own coefficients have at each position."""
+    """The coefficients softmax(scores), scaled to the length (L2) that the layer's own coefficients have at each
+    position."""
     new = softmax(factors)
     length, own = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (factors.m.float(), new))
     return new * (length / own.clamp_min(torch.finfo(torch.float32).tiny))
 
 
 def effective_memories(m: Float[Tensor, "n cells"]) -> Float[Tensor, " n"]:
-    """exp of the entropy of |m|/Σ|m|: k equal coefficients count as k memories, none as 0.
+    """The number of memories in effect, exp of the entropy of |m|/Σ|m|: k equal coefficients count as k, none as 0.
 
     >>> effective_memories(torch.tensor([[2.0, -2.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
     [2.0, 0.0]
@@ -65,7 +66,7 @@ def substituted(model: MemoryModel, layers: Iterable[int], rule: Rule) -> Iterat
 
 @contextmanager
 def recorded(model: MemoryModel) -> Iterator[list[Any]]:
-    """What every block gives in the one forward made inside, as it gives it."""
+    """A list that collects the output of every block in the one forward made inside."""
     outputs: list[Any] = []
 
     def keep(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
@@ -87,7 +88,7 @@ def replayed(model: MemoryModel, outputs: list[Any]) -> Iterator[None]:
 
 
 def _hooks(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Hook]:
-    """Hooks of one layer: keep what the key and up matrices give, and change what enters the value matrix."""
+    """The hooks of one layer: they keep what the key and up matrices give, and change what enters the value matrix."""
     family, block = model.family, model.block(layer)
     kept: dict[str, Tensor] = {}
 
@@ -123,7 +124,7 @@ def _hooks(model: MemoryModel, layer: int, rule: Rule) -> Iterator[Hook]:
 
 
 def _module_and_half(spot: str) -> tuple[str, int | None]:
-    """The module of a spot, and which half of its output.
+    """The module of a spot, and the half of its output that is meant (None for all).
 
     >>> _module_and_half("mlp.gate_up_proj[1]"), _module_and_half("mlp.c_fc")
     (('mlp.gate_up_proj', 1), ('mlp.c_fc', None))

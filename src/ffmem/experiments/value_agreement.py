@@ -1,4 +1,4 @@
-"""Do values predict what follows their keys' triggers? The computation: rows, facts, and what is found on draws of cells."""
+"""The computation of the agreement experiment: rows, facts, and what is found on draws of cells."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 BINS = 8
-"""Bins of Fig 6."""
+"""The number of bins of Fig 6."""
 TABLE_CELLS, TABLE_TRIGGERS = 6, 3
-"""Cells of Table 2, and triggers of each that are shown."""
+"""The number of cells of Table 2, and of triggers of each that are shown."""
 
 
 def agreement(
@@ -33,7 +33,7 @@ def agreement(
     top_values: int = 100,
     quiet: bool = False,
 ) -> Result:
-    """How often a value's top token is what follows its key's top trigger: a row a layer.
+    """The agreement of each layer: how often a value's top token is what follows its key's top trigger, a row a layer.
 
     Values go to the vocabulary bare; `norm=True` sends them through the final norm first. Without `model` the run's own
     is loaded; any other is refused. Equal probabilities are ranked by id, the smaller first.
@@ -85,7 +85,7 @@ def agreement(
 
 
 def _row(layer: ValueScores) -> dict[str, Any]:
-    """Figs 4 and 5."""
+    """A layer's numbers for Figs 4 and 5."""
     ranks = layer.rank[layer.known]
     quartiles = np.percentile(ranks, [25, 50, 75]).tolist() if len(ranks) else [None] * 3
     row = {"layer": layer.layer, **_counted([layer], "agreeing", "known")}
@@ -98,7 +98,8 @@ def _row(layer: ValueScores) -> dict[str, Any]:
 
 
 def _baselines(index: Index, layers: list[ValueScores], size: int, end: int | None) -> dict[str, Any]:
-    """What agreement would be by chance, of four kinds, with the number of cells; those of a run are over all its cells.
+    """The agreement that there would be by chance, of four kinds, with the number of cells; those of a run are over all
+    its cells.
 
     `shuffled` is what the values and next tokens of a layer give on average where they are paired at random.
     """
@@ -109,8 +110,8 @@ def _baselines(index: Index, layers: list[ValueScores], size: int, end: int | No
     commonest = int(counts.argmax())
     by_layer, sums, cells = [], np.zeros(3), 0
     for layer in layers:
-        following, said = layer.next[layer.known], layer.top[layer.known]
-        hits = np.array([frequency[following].sum(), (following == commonest).sum(), shuffled_hits(said, following)])
+        following, promised = layer.next[layer.known], layer.top[layer.known]
+        hits = np.array([frequency[following].sum(), (following == commonest).sum(), shuffled_hits(promised, following)])
         sums, cells = sums + hits, cells + len(following)
         by_layer.append({"layer": layer.layer, "cells": len(following)} | _named(hits, len(following)))
     kept = "the sentences that the run has kept for its triggers"
@@ -127,15 +128,15 @@ def _baselines(index: Index, layers: list[ValueScores], size: int, end: int | No
     }
 
 
-def shuffled_hits(said: Int[np.ndarray, " n"], following: Int[np.ndarray, " n"]) -> float:
-    """How many agree on average where the next tokens are dealt to the values at random.
+def shuffled_hits(promised: Int[np.ndarray, " n"], following: Int[np.ndarray, " n"]) -> float:
+    """The number of cells that agree on average where the next tokens are dealt to the values at random.
 
     >>> shuffled_hits(np.array([5, 5, 7, 8]), np.array([5, 7, 7, 1]))
     1.0
     """
-    (words, one), (others, other) = (np.unique(tokens, return_counts=True) for tokens in (said, following))
+    (words, one), (others, other) = (np.unique(tokens, return_counts=True) for tokens in (promised, following))
     _, at, there = np.intersect1d(words, others, assume_unique=True, return_indices=True)
-    return float(one[at] @ other[there]) / max(1, len(said))
+    return float(one[at] @ other[there]) / max(1, len(promised))
 
 
 def _named(hits: Float[np.ndarray, "3"], cells: int) -> dict[str, float | None]:
@@ -143,7 +144,7 @@ def _named(hits: Float[np.ndarray, "3"], cells: int) -> dict[str, float | None]:
 
 
 def _by_probability(layers: list[ValueScores]) -> list[dict[str, Any]]:
-    """Fig 6. The bins span max pᵢ of all cells; a bin counts those whose first trigger has a next token."""
+    """The numbers of Fig 6: its bins span max pᵢ of all cells; a bin counts those whose first trigger has a next token."""
     probability, known, agreeing = (_joined(layers, name) for name in ("probability", "known", "agreeing"))
     edges = np.linspace(float(probability.min()), float(probability.max()), BINS + 1)
     bins = np.searchsorted(edges[1:-1], probability, side="right")
@@ -205,7 +206,7 @@ def _best_cell(layer: ValueScores) -> int:
 
 
 def _cell(index: Index, layer: ValueScores, cell: int) -> dict[str, Any]:
-    """A cell's value against all its triggers."""
+    """A cell's value compared with all its triggers."""
     return {
         "cell": str(Cell(layer.layer, cell)),
         "layer": layer.layer,
@@ -222,11 +223,11 @@ def _cell(index: Index, layer: ValueScores, cell: int) -> dict[str, Any]:
 def _agreeing_triggers(index: Index, layer: ValueScores, cell: int, end: int | None) -> dict[str, Any]:
     from ffmem.experiments.next_tokens import next_tokens
 
-    tokens, said = next_tokens(index, layer.layer, "+", end), int(layer.top[cell])
+    tokens, promised = next_tokens(index, layer.layer, "+", end), int(layer.top[cell])
     triggers = index[Cell(layer.layer, cell)].triggers
-    agreeing = [triggers[at] for at in np.flatnonzero(tokens.ids[cell] == said)[:TABLE_TRIGGERS].tolist()]
+    agreeing = [triggers[at] for at in np.flatnonzero(tokens.ids[cell] == promised)[:TABLE_TRIGGERS].tolist()]
     # At a sentence's end it is the mark that agreed.
-    following = [index.token(said) if one.next is None else one.next for one in agreeing]
+    following = [index.token(promised) if one.next is None else one.next for one in agreeing]
     return {
         "examples": [
             {"rank": one.rank, "prefix": one.prefix, "next": text} for one, text in zip(agreeing, following, strict=True)
@@ -235,13 +236,14 @@ def _agreeing_triggers(index: Index, layer: ValueScores, cell: int, end: int | N
 
 
 def _last_token_control(layers: list[ValueScores]) -> dict[str, Any]:
-    """The same with the prefix's own last token in the place of the next one, as the released script had it."""
+    """The agreement with the prefix's own last token instead of the next one, as the released script had it."""
     by_layer = [{"layer": layer.layer, **_counted([layer], "agreeing_last", "fired")} for layer in layers]
     return {**_counted(layers, "agreeing_last", "fired"), "by_layer": by_layer}
 
 
 def _left_out(layers: list[ValueScores], end: int | None) -> dict[str, Any]:
-    """Cells in no share of the rows and triggers in no precision; and how many the mark has been the next token of."""
+    """The number of cells in no share of the rows, of triggers in no precision, and of times that the end mark was the
+    next token."""
     by_layer = []
     for layer in layers:
         cells, triggers = int(layer.first_at_end.sum()), layer.at_end
@@ -263,13 +265,13 @@ def _joined(layers: list[ValueScores], name: str) -> np.ndarray:
 
 
 def _counted(layers: list[ValueScores], agreeing: str, among: str) -> dict[str, Any]:
-    """How many cells, how many of them agree, and the share."""
+    """The number of cells, the number of them that agree, and the share."""
     cells, hits = int(_joined(layers, among).sum()), int(_joined(layers, agreeing).sum())
     return {"cells": cells, "agreeing": hits, "share": _share(hits, cells)}
 
 
 def _share(part: Any, whole: Any) -> float | None:
-    """None where there is nothing to have a share of."""
+    """A share, or None where there is nothing to have a share of."""
     return float(part) / float(whole) if whole else None
 
 
@@ -331,7 +333,7 @@ def _predictive_draws(
     top_values: int,
     top_layers: Sequence[int],
 ) -> dict[str, Any]:
-    """A cell that was drawn twice is two of the most predictive values."""
+    """The facts on the most predictive values of each draw; a cell that was drawn twice is two of them."""
     probability, above, agreeing = (
         np.concatenate(parts)
         for parts in zip(
@@ -351,17 +353,17 @@ def _predictive_draws(
 
 
 def _shuffled_draws(counts: Float[np.ndarray, "draws known"], layer: ValueScores) -> Float[np.ndarray, " draws"]:
-    """On every draw the share that agrees on average where next tokens are dealt to values at random."""
-    said, following = layer.top[layer.known], layer.next[layer.known]
-    words = np.intersect1d(said, following)
+    """For each draw, the share that agrees on average where next tokens are dealt to values at random."""
+    promised, following = layer.top[layer.known], layer.next[layer.known]
+    words = np.intersect1d(promised, following)
     total, pairs = counts.sum(1), np.zeros(len(counts))
     if len(words):
-        pairs = (_by_word(counts, said, words) * _by_word(counts, following, words)).sum(1)
+        pairs = (_by_word(counts, promised, words) * _by_word(counts, following, words)).sum(1)
     return np.divide(pairs, total**2, out=np.full(len(counts), np.nan), where=total > 0)
 
 
 def _by_word(counts: np.ndarray, tokens: np.ndarray, words: np.ndarray) -> Float[np.ndarray, "draws words"]:
-    """How often each word stands among a draw's tokens."""
+    """The number of times that each word stands among each draw's tokens."""
     order = np.argsort(tokens, kind="stable")
     order = order[np.isin(tokens[order], words)]
     return np.add.reduceat(counts[:, order], np.searchsorted(tokens[order], words), axis=1)

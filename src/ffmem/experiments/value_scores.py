@@ -1,4 +1,5 @@
-"""What each value of a layer predicts, against what follows its key's triggers; cells × vocabulary is never held."""
+"""The token that each value of a layer predicts, against what follows its key's triggers; cells × vocabulary is never
+held."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from ffmem.progress import Reporter
 from ffmem.run.reader import Index
 
 CELLS_A_REPORT = 1024
-"""Cells whose values are projected between two reports of progress."""
+"""The number of cells whose values are projected between two reports of progress."""
 
 
 @dataclass(frozen=True)
 class ValueScores:
-    """What the values of a layer predict, and what follows the triggers of their keys: a handful of numbers a cell."""
+    """The predictions of a layer's values, and what follows the triggers of their keys: a handful of numbers a cell."""
 
     layer: int
     top: Int[np.ndarray, " cells"]
     """The token that each value puts first, the smaller id among equals."""
     probability: Float[np.ndarray, " cells"]
-    """Its probability, the largest that the value gives to any token."""
+    """The probability of that top token, the largest that the value gives to any token."""
     rank: Int[np.ndarray, " cells"]
     """The rank of the first trigger's next token, from 1; of no meaning where there is none."""
     next: Int[np.ndarray, " cells"]
@@ -35,9 +36,9 @@ class ValueScores:
     """The first trigger's own last token."""
     triggers: Int[np.ndarray, " cells"]
     with_next: Int[np.ndarray, " cells"]
-    """Triggers with a next token."""
+    """The number of triggers of each cell that have a next token."""
     matches: Int[np.ndarray, " cells"]
-    """Triggers whose next token is the value's top token."""
+    """The number of triggers of each cell whose next token is the value's top token."""
     first_at_end: Bool[np.ndarray, " cells"]
     at_end: int
     negative_next: Int[np.ndarray, " cells"] | None = None
@@ -47,28 +48,32 @@ class ValueScores:
 
     @property
     def known(self) -> Bool[np.ndarray, " cells"]:
-        """Which cells have a first trigger with a next token."""
+        """True for cells that have a first trigger with a next token."""
         return self.next != NONE
 
     @property
     def fired(self) -> Bool[np.ndarray, " cells"]:
+        """True for cells that have a trigger."""
         return self.triggers > 0
 
     @property
     def agreeing(self) -> Bool[np.ndarray, " cells"]:
+        """True for cells whose value puts the first trigger's next token first."""
         return self.next == self.top
 
     @property
     def negative_known(self) -> Bool[np.ndarray, " cells"] | None:
-        """Which cells have a first negative trigger with a next token."""
+        """True for cells that have a first negative trigger with a next token."""
         return None if self.negative_next is None else self.negative_next != NONE
 
     @property
     def negative_agreeing(self) -> Bool[np.ndarray, " cells"] | None:
+        """True for cells whose value turned round puts the first negative trigger's next token first."""
         return None if self.negative_next is None else self.negative_next == self.negative_top
 
     @property
     def agreeing_last(self) -> Bool[np.ndarray, " cells"]:
+        """True for cells whose value puts the first trigger's own last token first."""
         return self.last == self.top
 
 
@@ -109,8 +114,8 @@ def read_layer(model: MemoryModel, index: Index, layer: int, end: int | None, no
 
 
 def top_tokens(model: MemoryModel, layer: int, *, norm: bool = False, sign: Sign = "+") -> Int[np.ndarray, " cells"]:
-    """What each value of a layer (from 1) puts first, the smaller id among equals; with sign "-", what it promotes at a
-    negative coefficient.
+    """The token that each value of a layer (from 1) puts first, the smaller id among equals; with sign "-", what it
+    promotes at a negative coefficient.
 
     There the vector is turned round, not its ranking: under a bias or an adaptive softmax they differ.
     """

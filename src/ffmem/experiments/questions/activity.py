@@ -1,4 +1,4 @@
-"""How many memories a layer uses for one prediction (Fig 7)."""
+"""The number of memories that a layer uses for one prediction (Fig 7)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 MASS = 0.9
-"""The share of a layer's mass that the mass-based variant asks for."""
+"""The share of a layer's mass, Σ |m|·‖v‖, that the mass-based variant asks for."""
 COIN_FLIP = (0.45, 0.55)
-"""Shares of coefficients above zero, and of coefficients below it, that say no more than the toss of a coin."""
+"""The range in which the share of coefficients above zero, or below it, says no more than the toss of a coin."""
 
 
 class Activity:
@@ -134,20 +134,20 @@ def claims() -> list[Claim]:
 
 
 def more_than_a_coin_flip(read: Read) -> Read:
-    """A claim about active cells, where being active is more than the sign of a number that is never zero."""
+    """A reading that applies only where being active is more than the sign of a number that is never zero."""
 
-    def judged(result: Result) -> Reading:
-        said = result.facts.get("gated", result.settings.get("gated", False))
-        flips = [row for row in result.rows if said or coin_flip(row, result.facts)]
+    def reading(result: Result) -> Reading:
+        gated = result.facts.get("gated", result.settings.get("gated", False))
+        flips = [row for row in result.rows if gated or coin_flip(row, result.facts)]
         if 2 * len(flips) <= len(result.rows):
             return read(result)
         mass = [row["mass_median"] for row in result.rows if row.get("mass_median") is not None]
         carried = f"; 90% of the mass is in {share(median(mass))} of the cells" if mass else ""
-        why = "the layers are gated" if said else "the others below: the toss of a coin"
+        why = "the layers are gated" if gated else "the others below: the toss of a coin"
         middle = share(median(row["active_median"] for row in result.rows))
         return Reading(f"{middle} of the coefficients are above 0, and {why}{carried}", verdict="does not apply")
 
-    return judged
+    return reading
 
 
 def coin_flip(row: Row, facts: dict[str, Any]) -> bool:

@@ -1,4 +1,5 @@
-"""Does a value predict what follows its key's top trigger? (Section 4 of the paper: Figs 4, 5 and 6, Table 2.)
+"""The experiment: does a value predict what follows its key's top trigger? (Section 4 of the paper: Figs 4, 5 and 6,
+Table 2.)
 
 Here is what is asked and how it is shown; it is computed in `value_agreement`.
 """
@@ -37,7 +38,7 @@ from ffmem.run.results import Result
 from ffmem.text import shown_token
 
 OPENED, TRIGGERS = 12, 5
-"""The most predictive values that the report opens, and triggers of each."""
+"""The number of most predictive values that the report opens, and of triggers shown of each."""
 
 
 def fig4(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
@@ -81,7 +82,8 @@ def fig6(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def _bins(result: Result | None, name: str, form: Form, **more: Any) -> Curve:
-    """Fig 6 of a result: bins with cells, each with its interval over the resamples; those of few cells are marked."""
+    """A curve of Fig 6 from a result: bins with cells, each with its interval over the resamples; those of few cells are
+    marked."""
     points = []
     for at, one in enumerate(result.facts.get("fig6", []) if result else [], 1):
         if one["share"] is not None and result is not None:
@@ -171,7 +173,7 @@ def above_chance(result: Result) -> Reading:
 
 
 def surer(result: Result) -> Reading:
-    """Fig 6: every cell counts with the share of its bin, so that a bin of one cell decides nothing."""
+    """The claim on Fig 6: every cell counts with the share of its bin, so that a bin of one cell decides nothing."""
 
     def ranks(sample: Result) -> int | float:
         held = {at: one for at, one in enumerate(sample.facts["fig6"]) if one["cells"]}
@@ -187,7 +189,7 @@ def surer(result: Result) -> Reading:
 
 
 def predictive(count: str, least: int | float) -> Read:
-    """How many of the most predictive values are of a kind."""
+    """A measure that counts how many of the most predictive values are of a kind."""
 
     def part(sample: Result) -> int | float | None:
         found = sample.facts["predictive"]
@@ -206,7 +208,7 @@ def predictive(count: str, least: int | float) -> Read:
 
 
 def ranks_apart(value: int | float) -> str:
-    """A difference of ranks."""
+    """A difference of ranks in words."""
     return ("+" if value > 0 else "") + whole(value)
 
 

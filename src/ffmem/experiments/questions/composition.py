@@ -1,4 +1,4 @@
-"""Is a layer's prediction that of one of its memories (Fig 8)?"""
+"""The experiment: is a layer's prediction that of one of its memories (Fig 8)?"""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 SHORT = 5
-"""A prefix of fewer tokens than this is short."""
+"""The number of tokens below which a prefix is short."""
 COLUMNS = {"zero_agreement": "y", "zero_agreement_active": "active", "zero_agreement_output": "o"}
-"""Whose prediction, and by which cells, a column of the rows says no memory agrees with."""
+"""For each column of the rows: whose prediction, and by which cells, no memory agrees with."""
 
 LIST = "ffmem-en-1: English articles, pronouns, prepositions, conjunctions, auxiliaries and punctuation"
 
@@ -45,7 +45,7 @@ not no any all both each few more most other some such only own same too very ju
 _MARKS = ", . ; : ! ? ( ) [ ] { } \" ' ` “ ” ‘ ’ - – — ... … / @-@ @,@ @.@ </s> <eos> <|endoftext|> <unk> ="
 
 STOP_WORDS = frozenset((_WORDS + _MARKS).split())
-"""English function words and marks, in small letters: what a prediction is a stop word by."""
+"""English function words and punctuation marks, in small letters: a prediction among them is a stop word."""
 
 
 class Composition:
@@ -58,12 +58,13 @@ class Composition:
 
     def __init__(self, model: MemoryModel, examples: Examples, *, norm: bool = False) -> None:
         self.model, self.examples, self.norm, self.layers = model, examples, norm, model.layers
-        self.said: dict[tuple[int, Sign], np.ndarray] = {}
+        self.predicted: dict[tuple[int, Sign], np.ndarray] = {}
         shape = (model.layers, len(examples))
         self.agrees = {name: np.zeros(shape, bool) for name in ("y", "active", "o")}
         self.targets = np.zeros(shape, np.int64)
 
     def see(self, seen: Seen) -> None:
+        """Note, for a batch of examples, in which layers some cell predicts what the layer's output predicts."""
         for layer in range(1, self.layers + 1):
             m = seen.places.m[layer - 1].float().cpu().numpy()
             y = seen.top("y", layer, norm=self.norm)
@@ -86,14 +87,15 @@ class Composition:
         return found
 
     def _predictions(self, layer: int, sign: Sign) -> np.ndarray:
-        """What each value of a layer puts first, or what it does turned round; projected when first asked for."""
+        """The token that each value of a layer puts first, or that -v does; projected when first asked for."""
         from ffmem.experiments.value_scores import top_tokens
 
-        if (layer, sign) not in self.said:
-            self.said[layer, sign] = top_tokens(self.model, layer, norm=self.norm, sign=sign)
-        return self.said[layer, sign]
+        if (layer, sign) not in self.predicted:
+            self.predicted[layer, sign] = top_tokens(self.model, layer, norm=self.norm, sign=sign)
+        return self.predicted[layer, sign]
 
     def result(self, settings: dict[str, Any]) -> Result:
+        """The result over all examples that were seen."""
         rows = [
             {"layer": layer, "examples": len(self.examples)}
             | {name: float(1 - self.agrees[kind][layer - 1].mean()) for name, kind in COLUMNS.items()}
@@ -104,7 +106,8 @@ class Composition:
         return Result(self.name, seed, settings, rows, *self._facts(draw_counts(len(self.examples), [seed])))
 
     def _facts(self, counts: Float[np.ndarray, "draws examples"]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Pooled over layers, of the cases in which some cell agrees; and all that is judged, on draws of the examples."""
+        """The facts on the cases, of all layers together, in which some cell agrees, and all that claims need on draws of
+        the examples."""
         layer, number = np.nonzero(self.agrees["y"])
         words = self.model.tokenizer.batch_decode([[int(token)] for token in self.targets[layer, number]])
         stop = np.array([word.strip().lower() in STOP_WORDS for word in words], bool)
@@ -151,6 +154,7 @@ def _share(found: np.ndarray) -> float | None:
 
 
 def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 8."""
     curves = [
         curve_of(result, axis, "zero_agreement", form="bar"),
         paper_curve(the_paper().zero_agreement, axis),
@@ -162,6 +166,7 @@ def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def claims() -> list[Claim]:
+    """The paper's claims on Fig 8."""
     text = the_paper().zero_agreement_text
     return [
         Claim(
@@ -189,7 +194,7 @@ def claims() -> list[Claim]:
 
 
 def within(fact: str, low: int | float, high: int | float, *, what: str) -> Read:
-    """Whether a fact about the cases in which some cell agrees lies in a range."""
+    """A reading that asks whether a fact about the cases in which some cell agrees lies in a range."""
 
     def read(result: Result) -> Reading:
         if result.facts.get(fact) is None:

@@ -1,4 +1,5 @@
-"""How far a feed-forward layer is from a neural memory: the softmax that it lacks, put in (section 2 of the paper)."""
+"""The experiment: how far is a feed-forward layer from a neural memory, once the softmax that it lacks is put in (section
+2)?"""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 NORMALISED = 200
-"""Examples, each of which runs through the model twice for every layer."""
+"""The number of examples, each of which runs through the model twice for every layer."""
 CONTROL_NORMALISED = 10
-"""The same for the control."""
+"""The number of examples for the control."""
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Tokens a forward: a layer's scores and coefficients are held a few times over."""
+"""The most tokens of a forward: a layer's scores and coefficients are held a few times over."""
 SOFTMAXES = ("softmax", "softmax_scaled")
 """The two ways to put a softmax in: as it is, and with coefficients of the length that the layer's own have."""
 
@@ -97,19 +98,21 @@ def normaliser(
 
 @dataclass(frozen=True)
 class Feed:
-    """A batch: what goes in, which columns hold tokens, which predict one, and what they should predict, row by row."""
+    """A batch of sequences: the ids, the columns that hold tokens, those that predict one, and the tokens they should
+    predict, row by row."""
 
     ids: Int[Tensor, "batch pos"]
     tokens: Bool[Tensor, "batch pos"]
-    """The beginning-of-sentence token and the padding are none."""
+    """True where a column holds a token; the beginning-of-sentence token and the padding are none."""
     predicting: Bool[Tensor, "batch pos"]
     targets: Int[Tensor, " n"]
     examples: Int[np.ndarray, " n"]
-    """Which example each target is of."""
+    """The number of the example that each target is of."""
 
 
 def _feeds(examples: Examples, model: MemoryModel, bos: bool) -> list[Feed]:
-    """Every token is predicted once from those in front of it; a first token only behind the beginning of sentence."""
+    """The batches, in which every token is predicted once from those in front of it; a first token only behind the
+    beginning of sentence."""
     import torch
 
     feeds = []
@@ -134,15 +137,16 @@ def _feeds(examples: Examples, model: MemoryModel, bos: bool) -> list[Feed]:
 
 
 class _Watch:
-    """Effective memories of every layer at every token, under the model's own activation and under a softmax."""
+    """The effective memories of every layer at every token, under the model's own activation and under a softmax."""
 
     def __init__(self, model: MemoryModel) -> None:
         self.activation: dict[int, list[np.ndarray]] = {layer: [] for layer in range(1, model.layers + 1)}
         self.softmax: dict[int, list[np.ndarray]] = {layer: [] for layer in range(1, model.layers + 1)}
         self.tokens: Tensor | None = None
-        """Which columns of the batch that runs hold tokens."""
+        """True where a column of the batch that runs now holds a token; None before the first batch."""
 
     def see(self, factors: Factors) -> None:
+        """Note the effective memories of one layer at the batch's tokens."""
         from ffmem.experiments.substitution import effective_memories, softmax
 
         assert self.tokens is not None
@@ -181,7 +185,7 @@ def _losses(
 
 
 def _draws(losses: dict[Any, np.ndarray], tokens: np.ndarray, layers: list[int], seed: int) -> list[dict[str, Any]]:
-    """What is judged, on draws of the examples: a loss is per token of the draw."""
+    """The rows and facts that claims are judged by, on draws of the examples: a loss is per token of the draw."""
     counts = draw_counts(len(tokens), [seed])
     drawn = {of: shares(counts, lost, tokens) for of, lost in losses.items()}
     changes = {of: loss - drawn["base"] for of, loss in drawn.items()}
@@ -240,6 +244,7 @@ EFFECTIVE = {"effective_memories": HERE, "softmax_effective": "softmax"}
 
 
 def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of the figure: the change of loss, and the effective memories."""
     loss = [
         curve_of(result, axis, "change_softmax", "softmax"),
         curve_of(result, axis, "change_softmax_scaled", "softmax, same length"),
@@ -257,13 +262,14 @@ def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def _effective(sample: Result) -> Sequence[Mapping[str, Any]]:
-    """Effective memories as shares of their layer's cells, of the layers that have all of them."""
+    """The rows with effective memories as shares of their layer's cells, of the layers that have all of them."""
     names = [f"{name}_{q}" for name in EFFECTIVE for q in ("q1", "median", "q3")]
     whole = [row for row in sample.rows if all(row.get(name) is not None for name in names)]
     return [{"layer": row["layer"]} | {name: row[name] / row["cells"] for name in names} for row in whole]
 
 
 def claims() -> list[Claim]:
+    """The claims on the missing softmax."""
     return [
         Claim(
             "normaliser", "Section 2",
@@ -276,7 +282,7 @@ def claims() -> list[Claim]:
 
 
 def softmax_matters(result: Result) -> Reading:
-    """The change of loss with a softmax in all layers at once, at the same length."""
+    """The claim on the change of loss with a softmax in all layers at once, at the same length."""
     loss, free = result.facts["loss"], result.facts["change_softmax_all"]
     same = result.facts["change_softmax_scaled_all"]
     words = f"{signed(same)} nats a token at the same length, {signed(free)} without; the loss is {plain(loss)}"

@@ -1,4 +1,5 @@
-"""How the residual stream refines a prediction from layer to layer (Figs 9, 10 and 11, and the last layer's cases)."""
+"""The experiment: how does the residual stream refine a prediction from layer to layer (Figs 9 to 11, the last layer's
+cases)?"""
 
 from __future__ import annotations
 
@@ -54,13 +55,14 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 CASES = 100
-"""Composition cases of the last layer that are kept to be read."""
+"""The number of the last layer's composition cases that are kept to be read."""
 RELATED = 0.3
-"""Two tokens are related where the cosine of their embeddings, the mean embedding taken off, is at least this."""
+"""The least cosine of two tokens' embeddings, the mean embedding taken off, at which the tokens are related."""
 
 
 class Refinement:
-    """Top tokens of r, y and o in every layer, and the probability that r gives to the model's final word."""
+    """The observer of the top tokens of r, y and o in every layer, and of the probability that r gives to the model's
+    final word."""
 
     name = "refinement"
 
@@ -71,6 +73,7 @@ class Refinement:
         self.probability = np.full(shape, np.nan)
 
     def see(self, seen: Seen) -> None:
+        """Note a batch's top tokens and probabilities, layer by layer."""
         for layer in range(1, self.layers + 1):
             residual = seen.residual(layer)
             self.tops["r"][layer - 1, seen.numbers] = residual.top.cpu().numpy()
@@ -79,6 +82,7 @@ class Refinement:
                 self.tops[name][layer - 1, seen.numbers] = seen.top(name, layer, norm=True)
 
     def result(self, settings: dict[str, Any]) -> Result:
+        """The result over all examples that were seen."""
         rows = [self._row(layer) for layer in range(1, self.layers + 1)]
         counts = draw_counts(len(self.examples), [settings["seed"]])
         last, drawn = self._last_layer(counts)
@@ -101,7 +105,7 @@ class Refinement:
         }
 
     def _drawn_row(self, layer: int, counts: Float[np.ndarray, "draws examples"]) -> dict[str, Any]:
-        """What is judged of a layer, on draws of the examples."""
+        """A layer's numbers that claims are judged by, on draws of the examples."""
         flags = self._flags(layer)
         del flags["violations"]
         return {
@@ -112,7 +116,7 @@ class Refinement:
         }
 
     def _flags(self, layer: int) -> dict[str, Bool[np.ndarray, " examples"]]:
-        """Which examples a column of the rows counts."""
+        """True for the examples that a column of the rows counts."""
         r, y, o = (self.tops[name][layer - 1] for name in ("r", "y", "o"))
         composition = (o != r) & (o != y)
         return {
@@ -187,6 +191,7 @@ refinement = followed(Refinement)
 
 
 def fig9(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 9."""
     curves = [
         curve_of(result, axis, "residual_matches_output", form="bar"),
         paper_curve(the_paper().residual_matches, axis),
@@ -196,6 +201,7 @@ def fig9(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def fig10(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 10."""
     curves = [
         curve_of(result, axis, "residual_probability_median", spread=QUARTILES),
         paper_curve(the_paper().residual_probability, axis),
@@ -226,6 +232,7 @@ def fig11(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def claims() -> list[Claim]:
+    """The paper's claims on Figs 9 to 11."""
     paper, cases = the_paper(), the_paper().cases
     kept = sum(residual > composition for residual, composition in zip(cases["residual"], cases["composition"], strict=True))
     return [
@@ -280,7 +287,7 @@ def claims() -> list[Claim]:
 
 
 def commonest(case: str, others: Sequence[str]) -> Read:
-    """A case is commoner than each of the others in most of the layers that have any of them."""
+    """A reading that asks whether a case is commoner than each other one in most of the layers that have any of them."""
     names = (case, *others)
     return in_most_layers(
         lambda row: row[case] - max(row[other] for other in others),
@@ -291,7 +298,7 @@ def commonest(case: str, others: Sequence[str]) -> Read:
 
 
 def decided_early(result: Result) -> Reading:
-    """Fig 9 at the layers nearest to a quarter and to half of the depth."""
+    """A reading of Fig 9 at the layers nearest to a quarter and to half of the depth."""
     deep, axis, column = layers_of([result]), Axis(0), "residual_matches_output"  # an axis from 0 to 1
 
     def near(depth: float) -> Row:
@@ -304,7 +311,7 @@ def decided_early(result: Result) -> Reading:
 
 
 def distant(result: Result) -> Reading:
-    """How many compositions of the last layer are far from what the stream said."""
+    """A reading of how many compositions of the last layer are far from what the stream predicted."""
     last = result.facts["last_layer"]
     if last["distant"] is None:
         return not_measured("no composition in the last layer")
@@ -316,7 +323,7 @@ def distant(result: Result) -> Reading:
 
 
 def last_layer_cases(index: Index, result: Result | None) -> list[Raw]:
-    """Compositions of the last layer, to be read."""
+    """The report's list of the last layer's compositions, to be read."""
     heading = element("h3", "Where the last layer said something new")
     if result is None:
         return [heading, missing("refinement")]

@@ -1,4 +1,5 @@
-"""Which token of a trigger a key looks for: its coefficient once the first, the last or a random token is gone (Fig 3)."""
+"""The experiment: which token of a trigger does a key look for? Its coefficient once the first, the last or a random
+token is gone (Fig 3)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ffmem.model.memories import MemoryModel
 
 CELLS = 100
-"""Cells a layer, as many as in the paper."""
+"""The number of cells a layer, as many as in the paper."""
 KINDS = ("first", "last", "random")
 
 
@@ -87,11 +88,11 @@ def removal(
 
 @dataclass(frozen=True)
 class Drawn:
-    """Triggers of random cells of a layer: an entry a trigger."""
+    """Triggers of random cells of a layer, one an entry."""
 
     layer: int
     cells: int
-    """Cells drawn."""
+    """The number of cells that were drawn."""
     cell: Int[np.ndarray, " n"]
     stored: Float[np.ndarray, " n"]
     """The coefficient that the index holds."""
@@ -102,11 +103,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Removed:
-    """What the removal of a token did to each trigger of at least two tokens."""
+    """The coefficients of each trigger of at least two tokens before and after the removal of a token."""
 
     drawn: Drawn
     kept: Int[np.ndarray, " kept"]
-    """Which of the drawn triggers these are."""
+    """The indices of these triggers among the drawn ones."""
     at: Int[np.ndarray, " kept"]
     """The random token's index in the prefix, from 0."""
     m: Float[np.ndarray, " kept"]
@@ -116,16 +117,16 @@ class Removed:
 
     @property
     def usable(self) -> np.ndarray:
-        """Triggers whose coefficient is still above 0: one stored as 1e-9 may round to 0 in another batch."""
+        """True for triggers whose coefficient is still above 0: one stored as 1e-9 may round to 0 in another batch."""
         return self.m > 0
 
     def changes(self, kind: str) -> Float[np.ndarray, " usable"]:
-        """(m' - m)/m of every usable trigger."""
+        """The relative change (m' - m)/m of every usable trigger, by kind of removal."""
         return (self.without[kind] - self.m)[self.usable] / self.m[self.usable]
 
     @property
     def usable_cells(self) -> int:
-        """How many cells have a usable trigger."""
+        """The number of cells that have a usable trigger."""
         return len(np.unique(self.drawn.cell[self.kept][self.usable]))
 
     def drawn_again(self, kind: str, counts: Float[np.ndarray, "draws cells"]) -> dict[str, np.ndarray]:
@@ -137,7 +138,7 @@ class Removed:
 
     @property
     def differences(self) -> Float[np.ndarray, " kept"]:
-        """How far each coefficient is from the stored one, relative to it."""
+        """The distance of each coefficient from the stored one, relative to it."""
         stored = self.drawn.stored[self.kept]
         return np.abs(self.m - stored) / stored
 
@@ -274,7 +275,7 @@ def read_coefficients(
 
 
 def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int, sequences: int) -> dict[str, Any]:
-    """What was left out and why, and whether this model gives the coefficients that the index holds."""
+    """Facts on what was left out and why, and on whether this model gives the coefficients that the index holds."""
     differences = np.concatenate([found.differences for found in every])
     names = [str(Cell(found.drawn.layer, int(cell))) for found in every for cell in found.drawn.cell[found.kept]]
     per_cell = [np.unique(found.drawn.cell, return_counts=True)[1] for found in every]
@@ -323,6 +324,7 @@ def _of_kind(sample: Result, *, kind: str) -> Sequence[Mapping[str, Any]]:
 
 
 def claims() -> list[Claim]:
+    """The paper's claims on Fig 3."""
     paper = the_paper().removal
     changes = ", ".join(f"{kind} {share(median(paper[kind]))}" for kind in ("last", "random", "first"))
     return [
@@ -343,7 +345,7 @@ def claims() -> list[Claim]:
 
 
 def last_token_most(result: Result) -> Reading:
-    """Fig 3: the fall is largest without the last token in most layers."""
+    """A reading of Fig 3 that asks whether the fall is largest without the last token in most layers."""
     return in_most_layers(
         lambda row: row["last"] - min(row["first"], row["random"]),
         Rule(below=0),
@@ -353,7 +355,7 @@ def last_token_most(result: Result) -> Reading:
 
 
 def removals(sample: Result) -> list[Row]:
-    """Fig 3: of every layer with all three kinds of removal, their mean changes."""
+    """The mean changes of every layer that has all three kinds of removal (Fig 3)."""
     layers: dict[int, Row] = {}
     for row in sample.rows:
         if row["mean"] is not None:
