@@ -1,4 +1,4 @@
-"""Blocks: what a trace or a comparison shows, laid out once; terminals and notebooks render the same blocks."""
+"""Blocks of output, of which traces and comparisons are made; terminals and notebooks render the same blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ffmem.run.reader import TokenProbability
 from ffmem.text import beginning, ending, padded, width
 
 WIDTH = 100
-"""Columns of a terminal, and of a long text on a page."""
+"""The number of columns of a terminal, and of a long text on a page."""
 TILE, TILE_GAP = 12, 1
-"""Columns of a tile of a heat map in a terminal, and between two of them."""
+"""The number of columns of a tile of a heat map in a terminal, and between two of them."""
 
 _CELL = "padding:1px 5px;text-align:left;white-space:nowrap"  # a heat map is scrolled, not broken
 
@@ -30,16 +30,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Column:
-    """How a column of a table is set in a terminal; a page needs its name alone."""
+    """The layout of a column of a table in a terminal; a page needs its name alone."""
 
     name: str
     width: int = 0
-    """0 is the rest of the line: of words that are given apart, as many as there is room for."""
+    """The column's width; 0 is the rest of the line, which takes as many of the words given apart as there is room for."""
     right: bool = False
     gap: int = 1
-    """Spaces in front of it."""
+    """The number of spaces in front of the column."""
     below: bool = False
-    """Whether it stands in a line of its own under each row, `gap` spaces in; of what is too long the end is shown."""
+    """Whether the column stands in a line of its own under each row, `gap` spaces in; of a text that is too long the end
+    is shown."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile of a heat map: the larger its share (0 to 1), the darker it is. The hint is for a page alone."""
+    """A tile of a heat map: the larger its share (0 to 1), the darker it is. The hint is for a page alone."""
 
     text: str
     share: float
@@ -76,15 +77,15 @@ class Shown:
     """A dataclass that shows itself in a terminal and in a notebook, by the blocks that it gives, and is plain JSON."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the fields by their names (see docs/live.md)."""
+        """The fields by their names (see docs/live.md) as a dict for JSON."""
         return {part.name: plain(getattr(self, part.name)) for part in fields(self)}  # type: ignore[arg-type]
 
     def blocks(self) -> list[Block]:
-        """What is shown, from the first block to the last."""
+        """The blocks that are shown, from the first to the last."""
         raise NotImplementedError
 
     def lines(self, columns: int = WIDTH) -> list[str]:
-        """Lines of a terminal, each at most so many columns wide; an empty one between two blocks."""
+        """The blocks as lines of a terminal, each at most so many columns wide, with an empty one between two blocks."""
         return text_lines(self.blocks(), columns)
 
     def __str__(self) -> str:
@@ -170,7 +171,7 @@ def _cut(text: str, columns: int) -> str:
 
 
 def _first_words(words: Sequence[str], columns: int) -> str:
-    """As many words as there is room for, at least one."""
+    """The first words, as many as there is room for, but at least one."""
     shown = words[0] if words else ""
     for word in words[1:]:
         if width(shown) + 1 + width(word) > columns:
@@ -180,7 +181,7 @@ def _first_words(words: Sequence[str], columns: int) -> str:
 
 
 def _last_columns(heat: HeatMap, columns: int) -> Table:
-    """As a table for a terminal, which has room for few columns."""
+    """A heat map as a table for a terminal, with as many of its last columns as there is room for."""
     side = max(width(name) for name in (heat.corner, *(name for name, _ in heat.rows)))
     fitting = max(1, (columns - side) // (TILE + TILE_GAP))
     shown = [Column(name, TILE, gap=TILE_GAP) for name in heat.columns[-fitting:]]

@@ -1,4 +1,5 @@
-"""The causal check of a cell: what its value promises, and what is lost of it when the cell is switched off."""
+"""The causal check of a cell: the tokens that its value promises, and how much of them is lost when the cell is switched
+off."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ from ffmem.run.results import Result
 from ffmem.text import shown_token, visible
 
 MEANS = 1000
-"""How many resamples the interval of a mean is from."""
+"""The number of resamples that the interval of a mean is from."""
 DRAWN_AT_A_TIME = 1 << 20
-"""How many random numbers of the resamples are held at a time."""
+"""The number of random numbers of the resamples that are held at a time."""
 SCORES = 1 << 23
-"""How many log-probabilities are held at a time: 32 MB in float32."""
+"""The number of log-probabilities that are held at a time: 32 MB in float32."""
 
 
 def causal(
@@ -103,7 +104,7 @@ def causal(
 
 @dataclass(frozen=True)
 class Effects:
-    """What switching a cell off does to each prefix, in log-probabilities."""
+    """The effect on each prefix of switching a cell off, in log-probabilities."""
 
     promised: Float[np.ndarray, " n"]
     """The log-probability of the value's top tokens together, before the cell is switched off."""

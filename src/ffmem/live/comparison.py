@@ -1,4 +1,4 @@
-"""Comparison: what a model says to a prompt as it is and edited, side by side, with controls."""
+"""The comparison of a model as it is with the model edited: what each says to a prompt, side by side, with controls."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ffmem.run.reader import Index
 from ffmem.text import ending, shown_token, visible
 
 UNLIKE = 0.2
-"""How far the controls' mean size may be from the edit's, relative to it, before a verdict says so."""
+"""The relative difference between the controls' mean size and the edit's above which a verdict names it."""
 
 
 @dataclass(frozen=True)
 class TopToken:
-    """One of the likeliest tokens."""
+    """One of the likeliest next tokens."""
 
     token: str
     id: int
@@ -42,13 +42,13 @@ class TopToken:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models: its top predictions, most likely first, and what it generates."""
+    """One of the two models compared: its top predictions, most likely first, and what it generates."""
 
     top: list[TopToken]
     generated: list[int]
-    """Token ids."""
+    """The ids of the tokens that it generates."""
     text: str
-    """What it generates, as text."""
+    """The text that it generates."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TokenChange:
     control_mean: float | None
     """The mean change under the controls; None without any."""
     control_spread: float | None
-    """Their standard deviation (n-1); None for fewer than two."""
+    """The standard deviation (n-1) of the changes under the controls; None for fewer than two."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Control:
 
     cells: list[Cell]
     size: float
-    """|Δm|·‖v‖ (see `Comparison.size`)."""
+    """The control's |Δm|·‖v‖ (see `Comparison.size`)."""
     kl: float
 
 
@@ -86,33 +86,35 @@ class Controls:
     kl_spread: float | None
     size_mean: float | None
     smaller_kl: int
-    """How many of them have a smaller KL divergence than the edit."""
+    """The number of controls with a smaller KL divergence than the edit."""
     each: list[Control]
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """Baseline and edited, side by side. All logarithms are natural; the KL divergence is KL(baseline‖edited), in nats."""
+    """A model as it is and edited, side by side. All logarithms are natural; the KL divergence is KL(baseline‖edited), in
+    nats."""
 
     model: str
     prompt: str
     tokens: list[str]
     """The prompt's tokens, the beginning-of-sentence token left out."""
     bos: bool
-    """Whether a beginning-of-sentence token was put first."""
+    """Whether a beginning-of-sentence token was put before the prompt."""
     edits: list[Edit]
     at: Scope
     position: int
-    """The token behind which predictions are compared, from 0. With `at="generated"` it is the first generated one."""
+    """The index, from 0, of the token behind which predictions are compared. With `at="generated"` it is the first
+    generated one."""
     behind: str
-    """Its text."""
+    """The text of the token behind which predictions are compared."""
     baseline: Side
     edited: Side
     tokens_compared: list[TokenChange]
     """The chosen tokens, then all others of both top lists."""
     kl: float
     size: float
-    """|Δm|·‖v‖ of the edit: how far it moves what a cell adds to the stream, as a mean over its cells and over the edited
+    """The edit's |Δm|·‖v‖: how far it moves what a cell adds to the stream, as a mean over its cells and over the edited
     tokens that reach the prediction."""
     control: Controls
     verdict: str
@@ -120,15 +122,16 @@ class Comparison(Shown):
 
     @property
     def larger_than(self) -> int:
-        """How many controls have a smaller KL divergence."""
+        """The number of controls with a smaller KL divergence than the edit."""
         return self.control.smaller_kl
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what `ffmem compare --json` prints."""
+        """The comparison as the dict that `ffmem compare --json` prints."""
         return super().as_dict() | {"edits": [str(edit) for edit in self.edits], "at": str(self.at)}
 
     def blocks(self) -> list[Block]:
-        """What was asked, both models' predictions, how tokens fare, how large the change is, what both generate."""
+        """The blocks shown: what was asked, both models' predictions, how tokens fare, how large the change is, what both
+        generate."""
         scope = {"all": "all positions", "generated": "generated tokens only"}.get(str(self.at), f"the prompt's {self.at}")
         edits = "  ".join(edit.shown for edit in self.edits)
         found: list[Block] = [
@@ -163,7 +166,7 @@ class Comparison(Shown):
         return Table([Column("token", 20, gap=4), *numbers, *beside], rows)
 
     def _effect(self) -> list[str]:
-        """How large the change is, beside the controls'."""
+        """The block on how large the change is, beside the controls'."""
         control = self.control
         lines = [f"KL(baseline‖edited) {self.kl:.4g}: {self.verdict}"]
         if control.each:
@@ -192,7 +195,8 @@ def compare(
     bos: str = "auto",
     **load: Any,
 ) -> Comparison:
-    """What the edits (see `intervene`) change of a model's answer to a prompt, and what they change on other cells.
+    """Compare a model's answer to a prompt with that of the model under edits (see `intervene`), and with edits of other
+    cells.
 
     Predictions are compared behind one token of the prompt (`position`, as Python counts, a beginning-of-sentence token
     not counted); where only generated tokens are edited, behind the first that the model as it is generates. `tokens`
@@ -278,7 +282,7 @@ def _top_tokens(model: MemoryModel, log_probs: Float[Tensor, " vocab"], count: i
 
 
 def _token_change(id: int, text: str, before: Tensor, after: Tensor, beside: list[Tensor]) -> TokenChange:
-    """How a token fares under the edit and under the controls."""
+    """The change of a token's log-probability under the edit and under the controls."""
     baseline, edited = float(before[id]), float(after[id])
     controls = mean_and_spread([float(other[id]) - baseline for other in beside])
     return TokenChange(text, id, baseline, edited, edited - baseline, *controls)

@@ -22,21 +22,22 @@ from ffmem.model.vocabulary import Readout
 
 Of = Literal["output", "layer"]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-"""Relative error that a frozen norm may have against what the norm itself gave."""
+"""The relative error that a frozen norm may have against what the norm itself gave."""
 HALF_TOLERANCE = 5e-2
 """The relative error that a frozen norm may have in bfloat16 and float16."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What flows through one layer at n positions. Without norms on the way, carried is before, joined is r, after is o."""
+    """The tensors that flow through one layer at n positions. Without norms on the way, carried is before, joined is r,
+    after is o."""
 
     before: Float[Tensor, "n d"]
     """The stream as it enters the layer."""
     carried: Float[Tensor, "n d"]
-    """What attention is added to."""
+    """The stream to which attention is added."""
     joined: Float[Tensor, "n d"]
-    """Carried plus attention."""
+    """The sum of `carried` and attention."""
     r: Float[Tensor, "n d"]
     m: Float[Tensor, "n cells"]
     product: Float[Tensor, "n d"]
@@ -80,7 +81,7 @@ def capture(model: MemoryModel, ids: Int[Tensor, "1 pos"], columns: Int[Tensor, 
 
 @dataclass(frozen=True)
 class CellContribution:
-    """One cell at one position: its coefficient, and its part of each score."""
+    """The contribution of one cell at one position: its coefficient, and its part of each score."""
 
     cell: Cell
     coefficient: float
@@ -88,55 +89,56 @@ class CellContribution:
 
     @property
     def total(self) -> float:
-        """Its part of all scores together."""
+        """The cell's part of all scores together."""
         return sum(self.parts)
 
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What one layer gives to each of k scores at n positions."""
+    """The parts that one layer gives to each of k scores at n positions."""
 
     m: Float[Tensor, "n cells"]
-    """The coefficients of its cells."""
+    """The coefficients of the layer's cells."""
     before: Float[Tensor, "k n"]
-    """What the stream brings that enters the layer."""
+    """The part of the stream that enters the layer."""
     attention: Float[Tensor, "k n"]
     cells: Float[Tensor, "k n cells"]
-    """Each cell's part."""
+    """The part of each cell."""
     all_cells: Float[Tensor, "k n"]
     """The parts of all cells together."""
     value_bias: Float[Tensor, "k n"]
     norm_bias: Float[Tensor, "k n"]
-    """What the biases of the norms on the stream's way inside the block give; with `of="layer"` the final norm's too."""
+    """The part of the biases of the norms on the stream's way inside the block; with `of="layer"` the final norm's too."""
     score: Float[Tensor, "k n"] | None = None
-    """With `of="layer"`, the score that the layer's own output gets: all of the above and the unembedding bias."""
+    """The score that the layer's own output gets with `of="layer"`, else None: all parts and the unembedding bias."""
 
     @property
     def added(self) -> Float[Tensor, "k n"]:
-        """What the layer itself adds: attention, all cells, and the value bias."""
+        """The part that the layer itself adds: attention, all cells, and the value bias."""
         return self.attention + self.all_cells + self.value_bias
 
     def to(self, device: torch.device) -> LayerParts:
-        """The same numbers on this device, wherever the layer itself is."""
+        """The same numbers on another device."""
         return replace(self, **{name: one.to(device) for name, one in vars(self).items() if one is not None})
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """Parts of k scores of one token at each of n positions."""
+    """The parts of k scores of one token at each of n positions."""
 
     scores: tuple[str, ...]
-    """`logit`; of an adaptive softmax `head`, the score of the word or of its band, and `tail`, a rare word's inside it."""
+    """The names of the scores: `logit`; of an adaptive softmax `head`, the score of the word or of its band, and `tail`,
+    a rare word's inside it."""
     layers: list[LayerParts]
     norm_bias: Float[Tensor, "k n"]
-    """What the biases of all norms on the way to the output give."""
+    """The part of the biases of all norms on the way to the output."""
     unembedding_bias: Float[Tensor, "k n"]
     score: Float[Tensor, "k n"]
-    """What the token gets from the model itself, before any soft cap."""
+    """The score that the token gets from the model itself, before any soft cap."""
 
     @property
     def embedding(self) -> Float[Tensor, "k n"]:
-        """What the embedding gives: the stream before the first layer."""
+        """The part of the embedding: the stream before the first layer."""
         return self.layers[0].before
 
     @property
@@ -191,7 +193,8 @@ def contributions(model: MemoryModel, flows: list[Flow], token: Int[Tensor, " n"
 def _output_readout(
     model: MemoryModel, readouts: tuple[Readout, ...], h: Float[Tensor, "n d"]
 ) -> tuple[Float[Tensor, "k n d"], Float[Tensor, "k n"], Float[Tensor, "k n"]]:
-    """What reads the scores off a block's output, the final norm frozen; that norm's bias in them; and the scores."""
+    """The vectors that read the scores off a block's output, with the final norm frozen; that norm's bias in them; and
+    the scores."""
     vocabulary = model.vocabulary
     g = torch.stack([readout.vectors for readout in readouts])
     bias = torch.stack([readout.bias for readout in readouts])
@@ -206,7 +209,8 @@ def _output_readout(
 def _layer_parts(
     model: MemoryModel, layer: int, flow: Flow, g: Float[Tensor, "k n d"]
 ) -> tuple[LayerParts, Float[Tensor, "k n d"]]:
-    """A layer's parts, given what reads the scores off its output; and what reads them off its input."""
+    """A layer's parts, given the vectors that read the scores off its output; and the vectors that read them off its
+    input."""
     family, block = model.family, model.blocks[layer - 1]
     g = g.to(flow.after.device)
     constant = torch.zeros_like(g[..., 0])
@@ -267,7 +271,7 @@ class FrozenNorm:
 
     @classmethod
     def of(cls, norm: nn.Module | None, x: Float[Tensor, "n d"], out: Float[Tensor, "n d"], what: str) -> FrozenNorm:
-        """What `norm` did when it made `out` of `x`; without a norm, `out` may be `x` times a number.
+        """The frozen form of `norm` at the time when it made `out` of `x`; without a norm, `out` may be `x` times a number.
 
         The norm is asked and not read, so that neither its class nor how it writes its weight matters: zeros give its
         bias, a vector of mean zero its weight, ones tell whether it centres. Its scale is then fitted to `out`, and a
@@ -292,12 +296,12 @@ class FrozenNorm:
         return cls(fitted[:, None] * weight, centred, bias)
 
     def pulled(self, g: Float[Tensor, "k n d"]) -> Float[Tensor, "k n d"]:
-        """Readouts of what comes out as readouts of what goes in."""
+        """The vectors that read the norm's output, as vectors that read the same off its input."""
         g = g * self.scale
         return g - g.mean(-1, keepdim=True) if self.centred else g
 
     def constant(self, g: Float[Tensor, "k n d"]) -> Float[Tensor, "k n"]:
-        """What the bias alone gives to each readout."""
+        """The part of the bias alone in each readout."""
         return g @ self.bias
 
 

@@ -15,7 +15,8 @@ from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
 
 NEAREST = 10
-"""Cells of the nearest size that a control is drawn from, at least; twice the number of controls if that is more."""
+"""The least number of cells of the nearest size that a control is drawn from; twice the number of controls if that is
+more."""
 
 
 def draw_controls(
@@ -77,7 +78,7 @@ def _sizes(
     last: int,
     run: Index | None,
 ) -> dict[Cell, Float[np.ndarray, " cells"]]:
-    """For every edited cell, |Δm|·‖v‖ of all cells of its layer if its operations are made on them."""
+    """For every edited cell, the |Δm|·‖v‖ of all cells of its layer if its operations were made on them."""
     read: dict[int, Tensor] = {}
 
     def visit(layer: int, m: Tensor) -> None:

@@ -31,7 +31,7 @@ EXAMPLES = "L3D1=0, L3D1*2, L3D1+1 or L3D1~q0.99*2"
 FILE_BYTES = 1 << 24
 """The largest file of cells that is read: a million of them."""
 SHOWN_CELLS = 4
-"""How many cells of a large set are shown by name; of the others only the number is shown."""
+"""The number of cells of a large set that are shown by name; of the others only the number is shown."""
 
 # Each of these can be read in one way only: what is no edit is told at once, however long it is.
 _NUMBER = r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf(?:inity)?|[nN]a[nN])"
@@ -44,7 +44,8 @@ _EDIT = re.compile(rf"(?P<cells>.+?)(?<=\S)(?P<operation>{re.sub('[?]P<[a-z]+>',
 
 @dataclass(frozen=True)
 class Operation:
-    """What becomes of a coefficient. With a quantile the number is its strength, and the cell is set to their product.
+    """An operation on a coefficient: set, multiply or add. With a quantile the number is its strength, and the cell is
+    set to their product.
 
     >>> str(Operation.parse("-1")), str(Operation.parse("~q0.99"))
     ('-1', '~q0.99*1')
@@ -56,6 +57,7 @@ class Operation:
 
     @classmethod
     def parse(cls, text: str) -> Operation:
+        """Read an operation such as `=0`, `*2`, `+1` or `~q0.99*2`; an error for anything else."""
         match = _OPERATION.fullmatch(text)
         if not match:
             raise FfmemError(f"expected an operation such as =0, *2, +1, -1 or ~q0.99*2, found {quoted(text)}")
@@ -88,7 +90,7 @@ class Operation:
         return found
 
     def of(self, m: Float[Tensor, "*pos n"], amounts: Float[Tensor, " n"]) -> Float[Tensor, "*pos n"]:
-        """The coefficients that n cells get in the place of m."""
+        """The coefficients that n cells get instead of m."""
         if self.kind == "=":
             return amounts.expand_as(m)
         return m * amounts if self.kind == "*" else m + amounts
@@ -135,7 +137,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Change:
-    """What an edit does in one layer: an operation, the indices of its cells, and a number for each of them."""
+    """The change that an edit makes in one layer: an operation, the indices of its cells, and a number for each of them."""
 
     operation: Operation
     cells: list[int]

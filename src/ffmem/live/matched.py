@@ -18,7 +18,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
 
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""How many tokens a forward has, padding included, by kind of device."""
+"""The number of tokens that a forward has, padding included, by kind of device."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,31 @@ class Pair:
     fires: Prefix
     matched: Prefix | None
     same_token: bool
-    """Whether both end in the same token."""
+    """Whether both prefixes end in the same token."""
 
 
 @dataclass
 class Gathered:
-    """What a text holds of one cell, a shard at a time: a random sample of the prefixes above a threshold."""
+    """The prefixes of a text above a cell's threshold, a random sample of them, gathered a shard at a time."""
 
     cell: Cell
     threshold: float
     limit: int
     chance: np.random.Generator
     above: int = 0
-    """How many different prefixes were above the threshold."""
+    """The number of different prefixes that were above the threshold."""
     repeated: int = 0
-    """How many prefixes above the threshold equal one that was read before."""
+    """The number of prefixes above the threshold that equal one read before."""
     _held: list[tuple[float, Pair]] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
     @property
     def pairs(self) -> list[Pair]:
+        """The prefixes of the sample, each with its match, in the order of the text."""
         return [pair for _, pair in self._held]
 
     def add(self, read: _Prefixes, coefficients: Float[np.ndarray, " n"]) -> None:
-        """Take in a shard. Prefixes with the smallest random numbers stay, so each has the same chance."""
+        """Add a shard. Prefixes with the smallest random numbers stay, so each has the same chance."""
         fires = coefficients > self.threshold
         found = [int(at) for at in np.flatnonzero(fires) if int(read.key[at]) not in self._seen]
         self.repeated += int(read.count[fires].sum()) - len(found)
@@ -93,18 +94,18 @@ class Gathered:
 
 @dataclass(frozen=True)
 class _Prefixes:
-    """All different prefixes of a shard, an entry each."""
+    """All different prefixes of a shard, one an entry."""
 
     shard: Shard
     sentence: Int[np.ndarray, " n"]
     """The number of its sentence in the shard, from 0."""
     length: Int[np.ndarray, " n"]
     token: Int[np.ndarray, " n"]
-    """The last token of each."""
+    """The last token of each prefix."""
     key: Int[np.ndarray, " n"]
-    """Half of the hash of each."""
+    """Half of the hash of each prefix."""
     count: Int[np.ndarray, " n"]
-    """How often each was read in the shard."""
+    """The number of times that each prefix was read in the shard."""
 
     def prefix(self, at: int, coefficient: float) -> Prefix:
         ids, length = self.shard.sentences[int(self.sentence[at])].ids, int(self.length[at])
@@ -170,12 +171,12 @@ def _read(
 
 
 def _columns(batch: Batch, first: int, real: Bool[np.ndarray, "batch pos"]) -> list[np.ndarray]:
-    """Sentence, length, last token and key of every prefix in a batch."""
+    """The sentence, length, last token and key of every prefix in a batch."""
     lengths = np.broadcast_to(np.arange(1, real.shape[1] + 1), real.shape)
     sentences = np.broadcast_to((batch.sentences - first)[:, None], real.shape)
     return [sentences[real], lengths[real], batch.ids[:, batch.start :][real], batch.keys[:, :, 0][real]]
 
 
 def forward_tokens(model: MemoryModel) -> int:
-    """How many tokens a forward of a model has here, padding included."""
+    """The number of tokens that a forward of a model has here, padding included."""
     return FORWARD_TOKENS.get(model.device.type, FORWARD_TOKENS["cpu"])

@@ -14,9 +14,9 @@ from ffmem.model.memories import MemoryModel
 from ffmem.model.vocabulary import Vocabulary
 
 PROBES = 256
-"""Tokens that a promised one has to beat before a value is projected onto the whole vocabulary."""
+"""The number of tokens that a promised one has to beat before a value is projected onto the whole vocabulary."""
 SLACK = 0.02
-"""Relative difference of scores that is left to the full projection."""
+"""The relative difference of scores that is left to the full projection."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def outvoted(
     cells: int,
     of: str,
 ) -> dict[int, list[Votes]]:
-    """By position, every layer whose y (`said`) does not put the true token first while some active cell's value does.
+    """For each position, every layer whose y (`said`) does not put the true token first while some active cell's value does.
 
     A truth of -1 is not known. Of the cells that promise and those that suppress, the first `cells` are given.
     """
@@ -64,7 +64,8 @@ def outvoted(
 def _promising(
     model: MemoryModel, layer: int, flow: Flow, rows: Int[Tensor, " rows"], truth: Int[Tensor, " rows"]
 ) -> list[tuple[int, int]]:
-    """(position, cell) of active cells whose value, with the sign of the coefficient, puts the position's token first."""
+    """The position and the cell of every active cell whose value, with the sign of the coefficient, puts the position's
+    token first."""
     m = flow.m[rows.to(flow.m.device)]
     active = (m != 0).any(0).nonzero()[:, 0]
     values = model.values(layer)[active]
@@ -80,7 +81,8 @@ def _promising(
 
 
 def _likely(vocabulary: Vocabulary, values: Float[Tensor, "cells d"], truth: Int[Tensor, " n"]) -> Bool[Tensor, "cells n"]:
-    """Whether a value may put a token first: none of some tokens in the same softmax scores higher. Never a false no."""
+    """Whether a value may put a token first: none of some other tokens in the same softmax scores higher. False is always
+    right."""
     first, *others = vocabulary.readouts(torch.arange(min(PROBES, vocabulary.size)))
     # A word of a tail has less than its band's score, so it is no measure for others.
     whole = torch.stack([(other.vectors == 0).all(1) for other in others]).all(0) if others else slice(None)

@@ -12,12 +12,12 @@ from ffmem.run.reader import TokenProbability
 from ffmem.text import ending, shown_token, visible
 
 SHOWN_VOTES = 3
-"""Cells for and against a token that a line has room for."""
+"""The number of cells for and against a token that a line has room for."""
 
 
 @dataclass(frozen=True)
 class LogitPart:
-    """A signed part of a token's logit. Of an adaptive softmax it is in two scores, whose sum is the total."""
+    """A signed part of a token's logit. In an adaptive softmax it is in two scores, whose sum is the total."""
 
     total: float
     scores: dict[str, float]
@@ -25,11 +25,11 @@ class LogitPart:
 
     @classmethod
     def of(cls, parts: Sequence[float], names: Sequence[str]) -> LogitPart:
-        """The part that is in these scores."""
+        """A part from its share in each score; the names are dropped for a plain softmax, which has one score."""
         return cls(sum(parts), dict(zip(names, parts, strict=True)) if len(names) > 1 else {})
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON: the total, and each score's share beside it."""
+        """The total, and each score's share beside it, as a dict for JSON."""
         return {"total": self.total} | self.scores
 
     def __add__(self, other: LogitPart) -> LogitPart:
@@ -41,23 +41,23 @@ class LogitPart:
 
 @dataclass(frozen=True)
 class TokenRank:
-    """What a vector gives a certain token."""
+    """The probability and the rank that a vector gives to a certain token."""
 
     probability: float
     rank: int
-    """How many tokens are at least as likely, itself counted."""
+    """The number of tokens that are at least as likely, itself counted."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What r, y or o of a layer would say if it were the last word, behind the norms that follow."""
+    """The prediction of r, y or o of a layer if it were the last word, behind the norms that follow."""
 
     top: tuple[TokenProbability, ...]
     """The likeliest tokens, the likeliest first."""
     final: TokenRank
-    """What it gives the token that the model itself predicts."""
+    """The rank of the token that the model itself predicts."""
     target: TokenRank | None
-    """What it gives the target, where one is followed."""
+    """The rank of the target, None where no target is followed."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class CellPart:
     coefficient: float
     contribution: LogitPart
     value: tuple[TokenProbability, ...]
-    """What the cell's value promotes most; with a negative coefficient, what -v does, which is what it adds."""
+    """The tokens that the cell's value promotes most; with a negative coefficient, those of -v, which is what it adds."""
     trigger: Trigger | None
-    """What fires the cell most, in a run (of a negative coefficient: what drives it furthest below zero)."""
+    """The cell's first trigger in a run (with a negative coefficient its first negative one), None without one."""
     label: str | None
     sign: Sign
-    """The sign of the coefficient: whether `value` is what v says or what -v does."""
+    """The sign of the coefficient, which says whether `value` is of v or of -v."""
 
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer at a position."""
+    """A layer at one position: its predictions, and its parts of the token's logit."""
 
     layer: int
     r: Prediction
@@ -87,20 +87,20 @@ class LayerTrace:
     case: str
     """The case of the paper's Fig 11: residual, ffn, agreement or composition."""
     before: LogitPart
-    """What the stream that enters the layer contributes."""
+    """The part of the stream that enters the layer."""
     attention: LogitPart
     ffn: LogitPart
-    """All cells and the value bias."""
+    """The part of all cells and the value bias."""
     attention_share: float
-    """|attention| / (|attention| + |ffn|)"""
+    """The share of attention, |attention| / (|attention| + |ffn|)."""
     cells: LogitPart
-    """All cells of the layer."""
+    """The part of all cells of the layer."""
     rest: LogitPart
-    """Those cells of the layer that are not listed as promoting or suppressing."""
+    """The part of those cells of the layer that are not listed as promoting or suppressing."""
     value_bias: LogitPart
     norm_bias: LogitPart
     score: LogitPart | None
-    """With `of="layer"`, what the layer's own output gives the token."""
+    """The score that the layer's own output gives the token with `of="layer"`, else None."""
 
 
 @dataclass(frozen=True)
@@ -109,24 +109,24 @@ class Outvoted:
 
     layer: int
     said: TokenProbability
-    """What the layer's y puts first."""
+    """The token that the layer's y puts first."""
     cells: tuple[CellPart, ...]
-    """Active cells whose value, with the sign of the coefficient, puts the true token first; contributions to it."""
+    """The active cells whose value, with the sign of the coefficient, puts the true token first; contributions are to it."""
     suppressors: tuple[CellPart, ...]
     """The cells of the layer with the most negative contributions to the true token."""
 
 
 @dataclass(frozen=True, repr=False)
 class PositionTrace(Shown):
-    """One position in full: how the layers come to a prediction, and which parts of the network make one token's logit."""
+    """A position in full: how the layers come to a prediction, and which parts of the network make one token's logit."""
 
     position: int
-    """The number of its last token in the prompt, from 0."""
+    """The index in the prompt, from 0, of the last token that the model has read."""
     prefix: str
     next: TokenProbability | None
     """The token that follows in the prompt, or the target at its end, and what the model gives it."""
     final: TokenProbability
-    """The model's own prediction."""
+    """The token that the model itself predicts."""
     token: TokenProbability
     """The token that contributions are of: the target, else the model's own prediction."""
     rank: int
@@ -137,20 +137,22 @@ class PositionTrace(Shown):
     norm_bias: LogitPart | None
     unembedding_bias: LogitPart
     logit: LogitPart
-    """Before any soft cap; of an adaptive softmax, the token's score or scores before they are normalised."""
+    """The token's logit before any soft cap; in an adaptive softmax, its score or scores before they are normalised."""
     error: float
-    """By how much the parts miss the logit: rounding."""
+    """The rounding error: by how much the parts miss the logit."""
     promoting: tuple[CellPart, ...]
     suppressing: tuple[CellPart, ...]
     rest: LogitPart | None
-    """All cells that are not listed, of all layers; with `of="layer"` see the layers, whose sums are apart."""
+    """The part of all cells that are not listed, of all layers; None with `of="layer"`, where each layer has a sum of its
+    own."""
     rest_cells: int
     frozen: tuple[str, ...]
     """Norms whose scales are held at their actual values; without any, a cell's part is m·(v·e)."""
     outvoted: tuple[Outvoted, ...]
 
     def blocks(self) -> list[Block]:
-        """The prediction, the layers, what the logit is made of, the cells, and those that were outvoted."""
+        """The blocks shown: the prediction, the layers, what the logit is made of, the cells, and those that were
+        outvoted."""
         found: list[Block] = [Text(self._heading()), self._layer_table(), Text(self._sum())]
         found += [_cell_table("promoting", self.promoting), _cell_table("suppressing", self.suppressing)]
         if self.rest is not None:
@@ -182,7 +184,7 @@ class PositionTrace(Shown):
         return Table(columns, rows, f"residual + ffn = output; the rank of {name} there, and what its logit gets")
 
     def _sum(self) -> list[str]:
-        """What the logit is made of."""
+        """Lines on the parts of the logit and on the norms that are held at their scales."""
         name = shown_token(self.token.token)
         if self.embedding is None or self.norm_bias is None:
             lines = [f"contributions are to the logit of {name} in each layer's own output"]
@@ -210,36 +212,37 @@ class PositionTrace(Shown):
 
 @dataclass(frozen=True)
 class GridTile:
-    """One layer at one position, as the grid has it."""
+    """A layer at one position as the grid has it."""
 
     r: TokenProbability
     y: TokenProbability
     o: TokenProbability
     case: str
     final: TokenRank
-    """What o gives the token that the model predicts at this position."""
+    """The rank that o gives to the token that the model predicts at this position."""
     target: TokenRank | None
     attention: float
-    """Signed direct contribution to the target's logit, else to that of what the model says here."""
+    """The signed direct contribution of attention to the logit of the target, else of the token that the model predicts
+    here."""
     ffn: float
-    """The same contribution of all cells and the value bias."""
+    """The same contribution of all cells and the value bias together."""
 
 
 @dataclass(frozen=True, repr=False)
 class Grid(Shown):
-    """What every layer would say at every position: a row a layer, the first layer first; a column a position."""
+    """The predictions of every layer at every position: a row a layer, the first layer first; a column a position."""
 
     tokens: tuple[str, ...]
     rows: tuple[tuple[GridTile, ...], ...]
 
     def blocks(self) -> list[Block]:
-        """The last layer on top; a tile is what o says, the darker the likelier; all else is in its hint."""
+        """A heat map with the last layer on top; a tile is what o says, the darker the likelier; all else is in its hint."""
         rows = [(str(layer), [_tile(layer, one) for one in tiles]) for layer, tiles in enumerate(self.rows, 1)]
         return [HeatMap("layer", [visible(token) for token in self.tokens], rows[::-1])]
 
 
 def case_of(r: int, y: int, o: int) -> str:
-    """Fig 11's name for the top tokens of a layer's r, y and o.
+    """The name in Fig 11 for the top tokens of a layer's r, y and o.
 
     >>> case_of(5, 5, 5), case_of(5, 6, 5), case_of(5, 6, 6), case_of(5, 6, 7)
     ('agreement', 'residual', 'ffn', 'composition')
@@ -289,12 +292,12 @@ def _text(token: TokenProbability) -> str:
 
 
 def _signed(part: LogitPart) -> str:
-    """In at most eight columns: a logit's thousandths are enough for the eye."""
+    """A signed part in at most eight columns: a logit's thousandths are enough for the eye."""
     return f"{part.total:+.3f}" if abs(part.total) < 100 else f"{part.total:+.2e}"
 
 
 def _count(rank: int) -> str:
-    """In at most seven columns.
+    """A count in at most seven columns.
 
     >>> _count(283429), _count(1234567)
     ('283,429', '1.2e+06')

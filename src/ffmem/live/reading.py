@@ -28,7 +28,7 @@ from ffmem.model.tokens import token_texts
 from ffmem.run.reader import Index, TokenProbability
 
 SHOWN = 5
-"""Tokens that are kept of what r, y and o would say, and of what a value promotes."""
+"""The number of tokens kept of each prediction of r, y and o, and of a value's promoted tokens."""
 
 
 @torch.inference_mode()
@@ -108,7 +108,7 @@ def read_positions(
 
 @torch.inference_mode()
 def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str) -> list[list[GridTile]]:
-    """What every layer would say at the positions that flows have a row for: a list a position, a tile a layer."""
+    """The tiles of every layer at the positions that flows have a row for: a list a position, a tile a layer."""
     vocabulary = model.vocabulary
     final = vocabulary.best(flows[-1].after, norm=True)[1]
     wanted = final if target is None else torch.full_like(final, target)
@@ -130,7 +130,7 @@ def read_grid(model: MemoryModel, flows: list[Flow], target: int | None, of: str
 def _predictions(
     model: MemoryModel, flows: list[Flow], final: Int[Tensor, " n"], target: int | None
 ) -> list[list[tuple[Prediction, Prediction, Prediction]]]:
-    """What r, y and o of every layer would say at every position: a list a position, an entry a layer."""
+    """The predictions of r, y and o of every layer at every position: a list a position, an entry a layer."""
     h = torch.cat(
         [
             vectors.to(flows[-1].after.device)
@@ -153,7 +153,7 @@ def _layers(
     predictions: list[tuple[Prediction, Prediction, Prediction]],
     listed: Sequence[CellPart],
 ) -> tuple[LayerTrace, ...]:
-    """Every layer at a position; `listed` are the cells that the position names."""
+    """The trace of every layer at a position; `listed` are the cells that the position names."""
     found = []
     for layer, (share, (r, y, o)) in enumerate(zip(parts.layers, predictions, strict=True), 1):
         attention, cells, value_bias = (
@@ -191,7 +191,7 @@ def _largest(parts: Contributions, row: int, count: int, sign: int) -> list[Cell
 
 
 Known = dict[tuple[Cell, Sign], tuple[tuple[TokenProbability, ...], Trigger | None]]
-"""What a cell says on one side of its coefficient, and what fires it most on that side."""
+"""The tokens that a cell promotes on one side of its coefficient, and its first trigger on that side (None if unknown)."""
 
 
 def _known(model: MemoryModel, index: Index | None, cells: set[tuple[Cell, Sign]]) -> Known:
@@ -227,7 +227,7 @@ def _cell_part(one: CellContribution, scores: tuple[str, ...], known: Known) -> 
 
 
 def _errors(parts: Contributions, of: str) -> list[float]:
-    """By how much the sums miss what they add up to, at worst, at every position."""
+    """The largest error of the sums against what they add up to, at every position."""
     if of == "output":
         return (parts.total - parts.score).sum(0).abs().tolist()
     misses = [
@@ -255,12 +255,12 @@ def _as_tokens(
 
 
 def _rows(flat: list[Any], width: int) -> list[tuple[Any, ...]]:
-    """What lies in one list, `width` of them a row."""
+    """A list cut into rows of `width` items."""
     return [tuple(flat[at : at + width]) for at in range(0, len(flat), width)]
 
 
 def _token_ranks(model: MemoryModel, h: Float[Tensor, "n d"], token: Int[Tensor, " n"]) -> list[TokenRank]:
-    """What each vector gives its token."""
+    """The probability and rank that each vector gives to its token."""
     scored = model.vocabulary.score_token(h, token, norm=True)
     return _ranks(scored.log_prob, scored.rank)
 

@@ -1,4 +1,4 @@
-"""Recipe: an edit as a few lines of Python that need transformers alone."""
+"""The recipe of an edit: a few lines of Python that need transformers alone."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _loading(model: MemoryModel) -> list[str]:
 
 
 def _written(model: MemoryModel, changes: Changes) -> Iterable[tuple[str, str]]:
-    """For each edited value matrix its path in the model, and its changes as Python source."""
+    """The path in the model of each edited value matrix, and its changes as Python source."""
     paths = {id(module): path for path, module in model.model.named_modules()}
     for layer, parts in changes.items():
         yield paths[id(model.value_modules[layer - 1])], ", ".join(map(_change, parts))

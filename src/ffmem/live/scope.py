@@ -1,4 +1,4 @@
-"""Scope: at which positions an edit acts, kept right while a model generates with or without a cache."""
+"""The scope of an edit: the positions at which it acts, kept right while a model generates with or without a cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ffmem.text import beginning
 EXPECTED = "all, generated, a position such as 4 or -1, or a range such as 3: or 2:5"
 
 SHOWN = 60
-"""How many columns an error shows of what cannot be read as positions."""
+"""The number of columns that an error shows of what cannot be read as positions."""
 
 _NUMBER = rf"[+-]?[0-9]{{1,{DIGITS}}}"
 
@@ -38,10 +38,11 @@ class Scope:
 
     text: str
     part: slice | int | None = None
-    """Which of the prompt's tokens are meant; None for `all` and `generated`."""
+    """The prompt's tokens that are meant; None for `all` and `generated`."""
 
     @classmethod
     def parse(cls, at: str | int | slice | Scope) -> Scope:
+        """Read `all`, `generated`, an index or a slice, or their text; an error for anything else."""
         if isinstance(at, Scope):
             return at
         if isinstance(at, slice):
@@ -56,7 +57,8 @@ class Scope:
         raise FfmemError(f"expected positions as {EXPECTED}, found {beginning(repr(at), SHOWN)}")
 
     def tokens(self, count: int) -> list[int]:
-        """Which of a prompt's `count` tokens are meant, from 0; an error with the valid range where there are none."""
+        """The indices, from 0, of the tokens meant of a prompt of `count` tokens; an error with the valid range where
+        there are none."""
         if self.part is None:
             return list(range(count)) if self.text == "all" else []
         if isinstance(self.part, slice):
@@ -83,7 +85,7 @@ class _Prompt:
 
 
 class Columns:
-    """Which columns of each forward a scope means: forwards are followed from a prompt to what is generated behind it.
+    """The columns of each forward that a scope means: forwards are followed from a prompt to what is generated behind it.
 
     A forward without a cache is a prompt of its own, unless `generate` makes it and its ids go on by one column where
     those of the forward before ended. Padding is told by the attention mask; without one every column is a token.
@@ -141,7 +143,7 @@ class Columns:
 
 
 def following(columns: Columns) -> Callable[..., None]:
-    """A hook for a module that takes ids: it tells `columns` of every forward, which are all of one thread."""
+    """A hook for a module that takes ids: it reports every forward to `columns`; all forwards are of one thread."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments | kwargs

@@ -24,9 +24,9 @@ from ffmem.run.reader import Index, open_index
 from ffmem.text import beginning, visible
 
 FORMAT = 2
-"""Of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""
+"""The format of what `as_dict` gives: raised when a name in it changes its meaning or goes away."""
 POSITIONS = 256
-"""Positions that are read at a time: all cells' parts of their logits are held."""
+"""The number of positions that are read at a time: all cells' parts of their logits are held."""
 
 
 def trace(
@@ -88,7 +88,7 @@ class Trace(Shown):
     asked: tuple[int, ...]
     """The positions that are shown in full."""
     with_grid: bool
-    """Whether the grid is shown too."""
+    """Whether the grid is shown beside the positions."""
     target: int | None
     cells: int
     of: str
@@ -105,7 +105,7 @@ class Trace(Shown):
         return tuple(token_texts(self.model, list(self.ids)))
 
     def at(self, position: int) -> PositionTrace:
-        """A position in full."""
+        """One position in full, counted from 0 or from the end."""
         return self._positions(parse_positions(position, len(self.ids)))[0]
 
     @property
@@ -115,7 +115,7 @@ class Trace(Shown):
 
     @cached_property
     def grid(self) -> Grid:
-        """What every layer would say at every position."""
+        """The predictions of every layer at every position."""
         if len(self.captured) < len(self.ids):
             raise FfmemError("expected a trace of every position for its grid, found one of some: use grid=True")
         columns = [
@@ -129,7 +129,7 @@ class Trace(Shown):
         return [flow.at(rows) for flow in self.flows]
 
     def _positions(self, wanted: Iterable[int]) -> tuple[PositionTrace, ...]:
-        """Positions in full, each read once."""
+        """Some positions in full, each read once."""
         wanted = list(wanted)
         new = [position for position in wanted if position not in self._read]
         if missing := sorted(set(new) - set(self.captured)):
@@ -145,7 +145,7 @@ class Trace(Shown):
         return tuple(self._read[position] for position in wanted)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the positions that were asked for in full, and the grid where it belongs to the trace."""
+        """The positions that were asked for in full, and the grid where it belongs to the trace, as a dict for JSON."""
         target = None
         if self.target is not None:
             target = {"id": self.target, "text": token_texts(self.model, [self.target])[0]}
