@@ -4,6 +4,7 @@ from ffmem.cli.ending import ended
 
 
 def main() -> None:
+    """Run the command line; a signal before everything is imported ends the program in one line too."""
     ended(_run, for_good=True)
 
 

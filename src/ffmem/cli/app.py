@@ -1,4 +1,4 @@
-"""`ffmem`: a verb a command. Torch is loaded only by the verbs that need it."""
+"""The command `ffmem`: each verb is a command of its own. Torch is loaded only by the verbs that need it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class TextFile:
             raise CorpusError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
     def _read(self, stream: Any, at: int, stop: int | None) -> bytes:
-        """Some whole lines; of one that is too long only so much that this can be seen."""
+        """The lines of the file, some at a time and whole; of a line that is too long only so much as shows that it is."""
         data: bytes = stream.read(record.CHUNK if stop is None else min(record.CHUNK, stop - at))
         return data if data.endswith(b"\n") else data + stream.readline(self.max_record + 2)
 

@@ -32,7 +32,9 @@ class Source(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name by which messages and the manifest call the source."""
+        ...
 
     def records(self, skipped: Counter[str]) -> Iterator[str]:
         """The texts in order; what is left out on purpose is counted in `skipped`."""
@@ -55,7 +57,9 @@ class Chunk(Protocol):
         """The share of the stretch of the source that has been read once this chunk is, None where it is not known."""
         ...
 
-    def records(self, skipped: Counter[str]) -> Iterator[Record]: ...
+    def records(self, skipped: Counter[str]) -> Iterator[Record]:
+        """The records of the chunk in order; what is left out is counted in `skipped`."""
+        ...
 
 
 def pieces_of(source: Source, size: int) -> list[Piece]:

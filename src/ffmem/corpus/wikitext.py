@@ -16,13 +16,13 @@ LOOKED_AT = 1000
 MARKED = 0.02
 """The share of records that must have a mark: in WikiText half of all lines do, elsewhere next to none."""
 BEHIND = frozenset(",.;!?)]}%”’′″")
-"""Marks that belong to the word before."""
+"""Punctuation marks that belong to the word before them."""
 BEFORE = frozenset("([{$£€¥#“‘")
-"""Marks that belong to the word behind."""
+"""Punctuation marks that belong to the word behind them."""
 BETWEEN = frozenset("—/‑")
-"""Marks without spaces around them."""
+"""Punctuation marks that have no spaces around them."""
 ALONE = frozenset(JOINED) | BEHIND | BEFORE | frozenset("\"':")
-"""Words that a line has only where marks were set apart."""
+"""Words that a line has only where punctuation marks were set apart from words."""
 
 
 def is_heading(line: str) -> bool:

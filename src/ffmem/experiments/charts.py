@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 460, 280
 MIDDLE_GREY = "#767676"
-"""Words and lines of a figure that stands alone, readable on white and on black."""
+"""The colour of words and lines in a figure that stands alone, readable on white and on black."""
 GRID = "#88888844"
 SCALE = 2
 """The number of pixels of a PNG for each of the figure's."""

@@ -87,8 +87,8 @@ class Experiment:
     columns: Mapping[str, str]
     """The meaning of each column of the result's rows, in the order of the columns."""
     run: Callable[..., Result]
-    """`ffmem.experiments.NAME(model, index, ...)`, which keeps its result in the run (`Result.saved`). Of the keywords
-    `eval`, `examples`, `cells`, `seed` and `quiet` it is given those that it has."""
+    """The function `ffmem.experiments.NAME(model, index, ...)`, which keeps its result in the run (`Result.saved`). Of
+    the keywords `eval`, `examples`, `cells`, `seed` and `quiet` it is given those that it has."""
     figures: Sequence[Figure] = ()
     claims: Callable[[], Sequence[Claim]] = tuple
     """The paper's claims that its results are judged by; made when first needed."""

@@ -13,7 +13,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
 
 NONE = -1
-"""Stands for a token where there is no trigger, or no token behind it."""
+"""The number that stands for a token where there is no trigger, or no token behind it."""
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,13 @@ class Seen:
 class Observer(Protocol):
     """An experiment that watches examples go by."""
 
-    def see(self, seen: Seen) -> None: ...
+    def see(self, seen: Seen) -> None:
+        """Note what is wanted of a batch of examples."""
+        ...
 
-    def result(self, settings: dict[str, Any]) -> Result: ...
+    def result(self, settings: dict[str, Any]) -> Result:
+        """The result over all examples that were seen, with these settings."""
+        ...
 
 
 def follow(

@@ -112,13 +112,13 @@ class Panel:
     log: bool = False
     half_bar: float = 0.4
     limits: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the height's scale, where its limits are known beforehand."""
+    """Arguments for the scale of the height, where its limits are known beforehand."""
     empty: Sequence[int] = ()
     """The bins that have no cells, so that there is no share to draw."""
 
     @property
     def spread(self) -> str:
-        """What the panel's bands and whiskers stand for, in words."""
+        """The meaning of the panel's bands and whiskers, in words."""
         return ", ".join(sorted({curve.interval for curve in self.curves if any(p.low is not None for p in curve.points)}))
 
 

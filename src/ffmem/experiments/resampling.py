@@ -1,4 +1,5 @@
-"""What an experiment finds on cells or examples drawn again from its own with replacement (the bootstrap).
+"""Resamples: the results of an experiment on cells or examples drawn again from its own with replacement (the bootstrap).
+A draw is a row of counts: how often each unit is in it.
 
 A draw is a row of counts: how often each unit is in it. What is found on all draws is an array whose first axis is the draw.
 """

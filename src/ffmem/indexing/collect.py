@@ -93,7 +93,7 @@ class LayerCollector:
         return self.statistics.measured if self.statistics else 0
 
     def add(self, m: Float[Tensor, "batch pos cells"], batch: DeviceBatch) -> None:
-        """Take in one batch's coefficients; what stands in front of the first token is not looked at."""
+        """Add one batch's coefficients; what stands in front of the first token is not looked at."""
         found = Coefficients(m, batch)
         if self.fused:
             self._add_by_kernel(m, batch)

@@ -21,8 +21,9 @@ from ffmem.model.activation import Activation
 from ffmem.run.manifest import Distinct
 
 ROWS, BLOCK, COLUMNS = 8, 256, 16
-"""Sentences and cells that one program of `sift` reads, and prefixes that it reads at a time. A thread has eight
-neighbouring cells, sixteen bytes, and all columns of them, so that a maximum over columns needs no other thread."""
+"""The number of sentences and of cells that one program of `sift` reads, and of prefixes that it reads at a time. A
+thread has eight neighbouring cells, sixteen bytes, and all columns of them, so that a maximum over columns needs no
+other thread."""
 BUSY = 2112
 """The number of programs that keep a large GPU busy, 16 for each processor: where there would be fewer, each reads one
 sentence only."""
@@ -72,8 +73,8 @@ class GpuTopTriggers(TopTriggers):
         """The thresholds of all cells side by side in memory, as the kernels read them."""
         # One tensor each, so that all are aligned alike: a kernel is compiled once for each alignment.
         self.overflow = [_overflow_list(device) for _ in range(2)]
-        """Hits that found no slot, in the first list. Those that find none again go into the second, and the two change
-        places."""
+        """Two overflow lists: the first has the hits that found no slot. Those that find none again go into the second,
+        and the two are swapped."""
         self.overflow_count = [torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2)]
         self.lost = torch.zeros(1, dtype=torch.int32, device=device)
         """A number above 0 once a hit has been lost because the overflow list was full."""

@@ -105,7 +105,7 @@ class LayerStatistics:
         return {name: getattr(one, name) for one in self.each.values() for name in one.in_kernel}
 
     def add(self, found: Coefficients, *, every: int, fused: bool) -> None:
-        """Take in a batch, of which one token in `every` is measured; `fused` says that a kernel has read it too."""
+        """Add a batch, of which one token in `every` is measured; `fused` says that a kernel has read it too."""
         for one in self.each.values():
             if not (fused and one.in_kernel):
                 one.add(found)
@@ -144,7 +144,7 @@ class LayerStatistics:
             tensor.zero_()
 
     def merge(self, other: LayerStatistics) -> None:
-        """Take in what another worker has found in other shards; sums of floats are left to `add_sums`."""
+        """Merge in what another worker has found in other shards; sums of floats are left to `add_sums`."""
         for name, one in self.each.items():
             one.merge(other.each[name])
         self.measured += other.measured

@@ -108,6 +108,7 @@ class _Prefixes:
     """The number of times that each prefix was read in the shard."""
 
     def prefix(self, at: int, coefficient: float) -> Prefix:
+        """The prefix of one entry, with its coefficient."""
         ids, length = self.shard.sentences[int(self.sentence[at])].ids, int(self.length[at])
         # A copy: a view would keep the whole shard.
         return Prefix(ids[:length].astype(np.int64), int(ids[length]) if length < len(ids) else None, coefficient)

@@ -30,7 +30,8 @@ COIN_FLIP = (0.45, 0.55)
 
 
 class Activity:
-    """Shares of cells with m > 0, and of cells that carry nine tenths of the mass, Σ |m|·‖v‖.
+    """The observer of two shares of each layer's cells: those with m > 0, and those that carry nine tenths of the mass, Σ
+    |m|·‖v‖.
 
     The second says how many memories matter where an activation (GELU, a gate) is hardly ever exactly zero.
     """
@@ -48,6 +49,7 @@ class Activity:
         self.gated = model.family.gated
 
     def see(self, seen: Seen) -> None:
+        """Note, for a batch of examples, the shares of each layer's cells."""
         for layer in range(1, self.layers + 1):
             m = seen.places.m[layer - 1]
             self.active[layer - 1, seen.numbers] = (m > 0).float().mean(1).cpu().numpy()
@@ -55,6 +57,7 @@ class Activity:
             self.mass[layer - 1, seen.numbers] = carriers(m.float().abs() * self.sizes[layer - 1].to(m.device)).cpu().numpy()
 
     def result(self, settings: dict[str, Any]) -> Result:
+        """The result over all examples that were seen."""
         rows = []
         for layer in range(1, self.layers + 1):
             named: dict[str, float] = {}
@@ -104,6 +107,7 @@ def carriers(mass: Tensor) -> Tensor:
 
 
 def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 7."""
     random_mass = "90% of the mass, random weights"
     curves = [
         curve_of(result, axis, "active_median", spread=QUARTILES),
@@ -116,6 +120,7 @@ def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def claims() -> list[Claim]:
+    """The paper's claims on Fig 7."""
     return [
         Claim(
             "active-part", "Fig 7",

@@ -42,6 +42,7 @@ OPENED, TRIGGERS = 12, 5
 
 
 def fig4(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 4."""
     curves = [
         curve_of(result, axis, "share"),
         paper_curve(the_paper().agreement, axis),
@@ -58,6 +59,7 @@ def _chance(sample: Result) -> Sequence[Mapping[str, Any]]:
 
 
 def fig5(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 5."""
     curves = [
         curve_of(result, axis, "rank_median", spread=QUARTILES),
         paper_curve(the_paper().rank_median, axis),
@@ -68,6 +70,7 @@ def fig5(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def fig6(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
+    """The panels of Fig 6."""
     paper = [
         Point(at, float(at), part, note=f"up to {share(edge)}")
         for at, (edge, part) in enumerate(the_paper().agreement_by_probability, 1)
@@ -96,6 +99,7 @@ def _bins(result: Result | None, name: str, form: Form, **more: Any) -> Curve:
 
 
 def claims() -> list[Claim]:
+    """The paper's claims on Figs 4, 5 and 6 and on Table 2."""
     paper = the_paper()
     bins = [part for _, part in paper.agreement_by_probability]
     return [
@@ -144,7 +148,7 @@ def claims() -> list[Claim]:
 
 
 def above_chance(result: Result) -> Reading:
-    """Fig 4: the layer that agrees most, against shuffled pairs of its own and one in the vocabulary.
+    """The claim on Fig 4: the layer that agrees most, against shuffled pairs of its own and one in the vocabulary.
 
     The layer is chosen once, in the result. That its whole interval must lie above the whole interval of shuffled pairs
     asks more than a difference above zero would, since the best of many layers is partly luck.
@@ -213,6 +217,7 @@ def ranks_apart(value: int | float) -> str:
 
 
 def table2(index: Index, result: Result | None) -> list[Raw]:
+    """The report's form of Table 2: cells of the paper's kind, and how many of their triggers agree."""
     intro = element(
         "p",
         "Cells of upper layers whose value puts first what followed many of their triggers. Precision is the share of "

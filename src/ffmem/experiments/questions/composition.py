@@ -49,7 +49,8 @@ STOP_WORDS = frozenset((_WORDS + _MARKS).split())
 
 
 class Composition:
-    """For every example and layer: does some cell's value put first what the layer's output y (or o) puts first?
+    """The observer of agreement: for every example and layer, whether some cell's value puts first what the layer's
+    output y (or o) puts first.
 
     A cell with a negative coefficient promotes what its value suppresses, so it counts with the prediction of -v.
     """

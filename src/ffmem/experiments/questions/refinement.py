@@ -129,7 +129,8 @@ class Refinement:
         }
 
     def _last_layer(self, counts: Float[np.ndarray, "draws examples"]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Composition cases of the last layer: is the new token far from the residual's, or related to it?
+        """The last layer's composition cases: whether the new token is far from the residual's, or related to it. Also
+        how many of them are, on draws of the examples.
 
         And how many of them are, on draws of the examples.
         """
@@ -211,7 +212,7 @@ def fig10(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def fig11(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
-    """Stacked bars: a panel of this model's, of the paper's and of random weights', on the same scale."""
+    """The panels of Fig 11, stacked bars: this model's, the paper's and random weights', on the same scale."""
     cases = the_paper().cases
     paper: list[dict[str, Any]] = [
         {"layer": layer} | {case: cases[case][layer - 1] for case in cases} for layer in range(1, the_paper().layers + 1)

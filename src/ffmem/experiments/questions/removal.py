@@ -300,7 +300,8 @@ def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int, 
 
 
 def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
-    """Three curves and the paper's three; random weights have a panel of their own, on the same scale."""
+    """The panels of Fig 3: three curves and the paper's three; random weights have a panel of their own, on the same
+    scale."""
     curves, random = [], []
     for kind in ("last", "random", "first"):
         name = f"{kind} token"
