@@ -235,21 +235,9 @@ def _write(path: Path, tokens: int) -> int:
 
 
 def _model(cells: int) -> Any:
-    import torch
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from benchmarks.index import make_model
 
-    import ffmem
-
-    names = {"</s>": 0} | {f"w{number}": number for number in range(1, WORDS)}
-    words = Tokenizer(models.WordLevel(names, unk_token="</s>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="</s>", eos_token="</s>")
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_layer=LAYERS, n_embd=D, n_head=2, n_inner=cells, bos_token_id=0, eos_token_id=0
-    )
-    return ffmem.load_model(transformers.GPT2LMHeadModel(config), tokenizer=tokenizer)
+    return make_model(LAYERS, D, cells=cells, vocabulary=WORDS)
 
 
 PROMPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}

@@ -54,14 +54,15 @@ def write_corpus(path: Path, tokens: int, seed: int = 0) -> None:
             written += length
 
 
-def make_model(layers: int, d: int = 768) -> MemoryModel:
-    names = {"</s>": 0} | {f"w{number}": number for number in range(1, VOCABULARY)}
+def make_model(layers: int, d: int = 768, *, cells: int | None = None, vocabulary: int = VOCABULARY) -> MemoryModel:
+    """A GPT-2 with random weights and 4·d cells a layer unless `cells` are given; its words are w1, w2 and so on."""
+    names = {"</s>": 0} | {f"w{number}": number for number in range(1, vocabulary)}
     words = Tokenizer(models.WordLevel(names, unk_token="</s>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="</s>", eos_token="</s>")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_layer=layers, n_embd=d, n_head=d // 64, bos_token_id=0, eos_token_id=0
+        vocab_size=vocabulary, n_layer=layers, n_embd=d, n_head=d // 64, n_inner=cells, bos_token_id=0, eos_token_id=0
     )
     return ffmem.load_model(transformers.GPT2LMHeadModel(config), tokenizer=tokenizer)
 

@@ -49,10 +49,7 @@ def trace(
     refuse_swapped(model, [prompt])
     note(quiet, f"loading {model}")
     found = follow(**options)
-    if as_json:
-        say_json(found.as_dict(), indent=2)
-    else:
-        say(str(found))
+    say_json(found.as_dict(), indent=2) if as_json else say(str(found))
 
 
 def compare(
@@ -104,10 +101,7 @@ def compare(
         return
     asked: dict[str, Any] = {"position": position, "tokens": token or (), "top": top, "generate": generate}
     found = compare_edited(model, prompt, *edit, **edits, **asked, control=control, seed=seed)
-    if as_json:
-        say_json(found.as_dict(), indent=2)
-    else:
-        say(str(found))
+    say_json(found.as_dict(), indent=2) if as_json else say(str(found))
 
 
 def causal(

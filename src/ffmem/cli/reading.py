@@ -111,7 +111,7 @@ def experiments(
     from ffmem.run.reader import open_index
     from ffmem.run.results import check_request
 
-    # What is wrong with the request is told before torch is loaded.
+    # What is wrong with the request is reported before torch is loaded.
     check_request(names or [], control=control, seed=seed, examples=examples, cells=cells)
     opened = open_index(run)
     corpus = [open_source(name, **opened.manifest.reading) for name in eval] if eval else None

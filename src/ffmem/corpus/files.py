@@ -255,7 +255,7 @@ class JsonLines(TextFile):
 def unchanged(path: Path) -> Iterator[BinaryIO]:
     """A file opened to be read; an error if it was written to, replaced or removed by the end of the block.
 
-    Whoever stops reading before the end is told nothing.
+    A caller that stops reading before the end gets no error.
     """
     if found := special(path):
         raise CorpusError(found)

@@ -240,7 +240,7 @@ class Texts:
         return in_chunks(self._values(begin, end), "item {} of the corpus", begin, self.max_record, total)
 
     def _values(self, begin: int, end: int | None) -> Iterator[Any]:
-        """The text of each item; None, or whatever else stands in its place, as it is."""
+        """The text of each item; an item that has none is given as it is."""
         texts: Any = self.texts
         items = (texts[number] for number in range(begin, end)) if self.is_sequence and end is not None else iter(texts)
         for number, value in enumerate(items, begin):

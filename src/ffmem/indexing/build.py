@@ -75,7 +75,7 @@ def build_index(
 
     `model` is what `load_model` returns or takes (then `device`, `dtype` and so on may follow). `corpus` is a path, a
     list of `Path`s, a `hf:` name, a `Dataset` or an iterable of strings. The same call again continues a run that
-    was stopped, and opens one that is complete. `announce` is told what the run will take before it starts. A record (a line
+    was stopped, and opens one that is complete. `announce` gets what the run will take before it starts. A record (a line
     of a file, a row) of more than `max_record` bytes is an error; with a larger one a run that was stopped by it goes on.
 
     Several workers share the parts of the corpus, by Ray, and the index is the same: `workers` processes on this machine

@@ -19,7 +19,7 @@ REACH = 10.0
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # What becomes of workers is told in ffmem's words; Ray would print it to standard output.
+    # What becomes of workers is reported in ffmem's words; Ray would print it to standard output.
     "RAY_DEDUP_LOGS_SKIP_REGEX": (
         "^(A worker died or was killed|.* worker.s. were killed due to|The node with node id|Task .* failed)"
     ),

@@ -33,7 +33,7 @@ FILE_BYTES = 1 << 24
 SHOWN_CELLS = 4
 """The number of cells of a large set that are shown by name; of the others only the number is shown."""
 
-# Each of these can be read in one way only: what is no edit is told at once, however long it is.
+# Each of these can be read in one way only: what is no edit is refused at once, however long it is.
 _NUMBER = r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf(?:inity)?|[nN]a[nN])"
 _OPERATION = re.compile(
     rf"\s*(?:~\s*q(?P<quantile>{_NUMBER})\s*(?:\*\s*(?P<strength>{_NUMBER}))?|(?P<sign>[=*+-])\s*(?P<number>{_NUMBER}))\s*"

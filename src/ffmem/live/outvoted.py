@@ -33,18 +33,18 @@ def outvoted(
     model: MemoryModel,
     flows: list[Flow],
     truth: Int[Tensor, " n"],
-    said: Int[Tensor, "n layer"],
+    y_top: Int[Tensor, "n layer"],
     *,
     cells: int,
     of: str,
 ) -> dict[int, list[Votes]]:
-    """For each position, every layer whose y (`said`) does not put the true token first while some active cell's value does.
+    """For each position, every layer whose y (`y_top`) does not put the true token first while some active cell's value does.
 
     A truth of -1 is not known. Of the cells that promise and those that suppress, the first `cells` are given.
     """
     promising: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for layer, flow in enumerate(flows, 1):
-        rows = ((truth >= 0) & (said[:, layer - 1] != truth)).nonzero()[:, 0]
+        rows = ((truth >= 0) & (y_top[:, layer - 1] != truth)).nonzero()[:, 0]
         for row, cell in _promising(model, layer, flow, rows, truth[rows]):
             promising[row][layer].append(cell)
     if not promising:

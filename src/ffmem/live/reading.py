@@ -51,8 +51,8 @@ def read_positions(
     truth = torch.tensor([following[position] for position in positions])
     predictions = _predictions(model, flows, final, target)
     parts = contributions(model, flows, wanted, of=of)
-    said_by_y = torch.tensor([[y.top[0].id for _, y, _ in layers] for layers in predictions])
-    votes = outvoted(model, flows, truth, said_by_y, cells=cells, of=of)
+    y_top = torch.tensor([[y.top[0].id for _, y, _ in layers] for layers in predictions])
+    votes = outvoted(model, flows, truth, y_top, cells=cells, of=of)
     listed = [[_largest(parts, row, cells, sign) for sign in (1, -1)] for row in range(len(positions))]
     every = [one for both in listed for side in both for one in side]
     every += [one for found in votes.values() for vote in found for one in (*vote.promised, *vote.suppressed)]

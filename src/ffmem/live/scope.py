@@ -88,7 +88,7 @@ class Columns:
     """The columns of each forward that a scope means: forwards are followed from a prompt to what is generated behind it.
 
     A forward without a cache is a prompt of its own, unless `generate` makes it and its ids go on by one column where
-    those of the forward before ended. Padding is told by the attention mask; without one every column is a token.
+    those of the forward before ended. Padding is known by the attention mask; without one every column is a token.
     """
 
     def __init__(self, scope: Scope, bos: int | None) -> None:

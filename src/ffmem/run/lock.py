@@ -149,7 +149,7 @@ class WriterFile:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_EVERY):
-            with suppress(RunError):  # told by `check`, or when a file is put; a network that fails now may work next time
+            with suppress(RunError):  # raised by `check`, or when a file is put; a network that fails now may work next time
                 self.confirm()
                 self.renewals += 1
                 self.store.put(WRITER, self._content())

@@ -261,11 +261,11 @@ def surest_values(index: Index, result: Result | None) -> list[Raw]:
 
 
 def _surest(index: Index, one: dict[str, Any]) -> Raw:
-    said = f"{one['cell']} says {shown_token(one['token'])} (probability {share(one['max_probability'])}); "
+    title = f"{one['cell']} says {shown_token(one['token'])} (probability {share(one['max_probability'])}); "
     agrees = f"{one['agreeing']} of its {one['judged']} triggers agree"
     triggers = index[one["cell"]].triggers[:TRIGGERS]
     listed = [element("li", _prefix(trigger.prefix, trigger.next)) for trigger in triggers]
-    return details(said + agrees, element("ol", *listed) if listed else element("p", "It has no trigger."))
+    return details(title + agrees, element("ol", *listed) if listed else element("p", "It has no trigger."))
 
 
 def _prefix(prefix: str, following: str | None) -> Raw:
