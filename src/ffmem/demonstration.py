@@ -22,11 +22,9 @@ MODEL = "wiki16"
 CORPUS, HELD_OUT = "pocket:9/10", "pocket:1/10"
 TOP = 20
 EXAMPLES, CELLS = 100, 2
-"""The number of prefixes to follow, and of cells a layer whose triggers have tokens removed: a taste of the paper's 4,000
-and 100."""
+"""The number of prefixes to follow, and of cells a layer to remove tokens for: a taste of the paper's 4,000 and 100."""
 CONTROL_EXAMPLES = 50
-"""The number of prefixes that random weights are asked about: few, since the control has to be quick and shows what is
-plain."""
+"""The number of prefixes that random weights are asked about: few, since the control has to be quick."""
 SHOWN, A_LAYER = 6, 1
 """The most cells that are shown, in all and of one layer."""
 LEAST = 5
@@ -136,8 +134,7 @@ def _print_claims(index: Index) -> None:
 
 
 def _page(index: Index) -> Path | str | None:
-    """The path or URL of the report that was written; None, after a line that says why, where packages that draw it are
-    missing."""
+    """The path or URL of the report written; None, after a line that says why, where packages that draw it are missing."""
     from ffmem.reports.page import report
 
     try:

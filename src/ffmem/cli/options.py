@@ -16,8 +16,7 @@ MOST_LAYERS = 10_000
 
 
 def option(help: str, *names: str, default: str | bool = True, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
-    """An option of a command, made of its help, its names if they are not the parameter's, and the function that reads
-    its value.
+    """An option of a command: its help, its names if they are not the parameter's, and the function that reads its value.
 
     `default` is what the help shows in the place of the parameter's default; False shows none.
     """

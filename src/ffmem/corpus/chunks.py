@@ -30,8 +30,7 @@ class Records:
     numbers: Int[np.ndarray, " records"]
     """The number of each wanted record among those that are read, from 0 in the chunk."""
     positions: Int[np.ndarray, " records"]
-    """For each wanted record, a number that tells its document from others in the source: the position of its article, or
-    its own."""
+    """For each wanted record, a number that tells its document from others: the position of its article, or its own."""
     digests: list[str]
     """The hash of all texts that are read up to the end of each wanted record, from the chunk's beginning on."""
     skipped: list[dict[str, int]]

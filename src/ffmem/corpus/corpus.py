@@ -181,7 +181,7 @@ class Corpus:
 
     @property
     def is_portable(self) -> bool:
-        """Whether segmenter and encoder can be sent to other processes: nothing in them is of a class of the caller's
+        """Whether segmenter and encoder can be sent to other processes: nothing in them is a class of the caller's
         script."""
         here = [*self.sources] + ([self.encoder.tokenizer] if self.encoder.engine is None else [])
         return CAN_FORK and not any(type(one).__module__ == "__main__" for one in here)
@@ -284,8 +284,7 @@ class Corpus:
         return read.digest
 
     def count(self, report: Callable[[float | None, str], None]) -> list[int]:
-        """The number of records of each part, read without segmenting or tokenizing; `report` gets the share read and a
-        note."""
+        """The number of records of each part, read without segmenting them; `report` gets the share read and a note."""
         if not all(map(can_be_read_again, self.sources)):
             raise CorpusError("a sample is drawn from a text that can be read twice: give a file or a list, not an iterator")
         counts: list[int] = []

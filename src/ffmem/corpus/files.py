@@ -186,8 +186,7 @@ class Lines:
             at += len(raw) + 1
 
     def error(self, at: int, what: object) -> CorpusError:
-        """An error in the line that begins at a byte; if somebody has written to the file meanwhile, the error says that
-        instead."""
+        """An error in the line that begins at a byte; if the file was written to meanwhile, the error says that instead."""
         path = self.source.path
         if _now(path) != self.version:
             return _rewritten(path)

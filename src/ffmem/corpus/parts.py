@@ -39,8 +39,7 @@ class Part:
     where nobody has looked."""
 
     def share_read(self, number: int, share: float | None) -> float | None:
-        """The share of the corpus that has been read once `share` of the part's range `number` is; None where sizes are not
-        known."""
+        """The share of the corpus read once `share` of the part's range `number` is; None where sizes are not known."""
         if self.share is None or share is None:
             return None
         begin, end = self.share

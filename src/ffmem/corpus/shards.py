@@ -25,8 +25,7 @@ POSITION_BITS = 44
 
 @dataclass(frozen=True)
 class Progress:
-    """Counts of all that was read of a part up to a point between two records. Those of consecutive stretches of text add
-    up."""
+    """Counts of what was read of a part up to a point between two records. Those of consecutive stretches add up."""
 
     records: int = 0
     sentences: int = 0
@@ -88,8 +87,7 @@ class Shard:
 
     @property
     def first(self) -> int:
-        """The number of the shard's first sentence: the part's number << SENTENCE_BITS, plus sentences of the part before
-        it."""
+        """The number of the shard's first sentence: the part's number << SENTENCE_BITS, plus the sentences before it."""
         return (self.part << SENTENCE_BITS) | self.since.sentences
 
     @property

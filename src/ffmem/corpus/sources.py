@@ -213,8 +213,7 @@ class Texts:
         return self.read / max(1, len(self.texts)) if self.is_sequence else None  # type: ignore[arg-type]
 
     def pieces(self, size: int) -> list[Piece]:
-        """Stretches of items that have about `size` bytes of text, estimated from some of them; an iterator is one
-        stretch."""
+        """Stretches of items with about `size` bytes of text, estimated from some of them; an iterator is one stretch."""
         if not self.is_sequence:
             return [(0, None, None)]
         texts: Sequence[Any] = self.texts  # type: ignore[assignment]

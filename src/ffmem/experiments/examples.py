@@ -56,8 +56,7 @@ class Examples:
         return {"examples": len(self), "examples_asked": self.asked, "examples_from": self.drawn_from}
 
     def batches(self, bos: int | None, batch_tokens: int) -> Iterator[tuple[list[int], Int[np.ndarray, "batch columns"]]]:
-        """The examples in batches of about equal length: their numbers, and their ids behind the beginning-of-sentence
-        token."""
+        """The examples in batches of about equal length: numbers, and ids behind the beginning-of-sentence token."""
         start = 0 if bos is None else 1
         lengths = np.array([len(example.ids) for example in self.examples], np.int64)
         for rows in plan_batches(lengths + start, batch_tokens):

@@ -69,8 +69,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis of layers: a layer is drawn at its number in a model as deep as the paper's, else at its depth from 0 to
-    1."""
+    """The axis of layers: a layer is drawn at its number in a model as deep as the paper's, else at its depth (0 to 1)."""
 
     layers: int
 
@@ -183,8 +182,7 @@ def _spans(result: Result, column: str, rows: Rows) -> dict[int, Span]:
 def random_curve(
     control: Result | None, axis: Axis, column: str, name: str = RANDOM, *, spread: str = INTERVALS, **more: Any
 ) -> Curve:
-    """The same column on random weights as a curve, without points where that was not run; only the model's own has
-    quartiles."""
+    """The same column on random weights as a curve, empty where that was not run; only the model's own has quartiles."""
     return curve_of(control, axis, column, name, spread="" if spread == QUARTILES else spread, dash=(8, 3, 2, 3), **more)
 
 

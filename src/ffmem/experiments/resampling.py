@@ -63,8 +63,7 @@ def medians(counts: Float[np.ndarray, "draws units"], values: np.ndarray) -> Flo
 
 
 def as_draws(rows: list[dict[str, Any]], facts: dict[str, Any], draws: int = RESAMPLES) -> list[dict[str, Any]]:
-    """The `Result.resamples` made from rows and facts that hold arrays, an entry a draw, where the result's own hold
-    numbers.
+    """The `Result.resamples` from rows and facts that hold arrays, an entry a draw, where the result's own hold numbers.
 
     >>> as_draws([{"layer": 1, "share": np.array([0.5, np.nan])}], {"cells": np.array([4, 0])}, draws=2)[1]
     {'rows': [{'layer': 1, 'share': None}], 'facts': {'cells': 0}}

@@ -45,8 +45,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is computed from a result (or one of its draws), the rule that it must meet, and how it is put in
-    words."""
+    """A number computed from a result (or one of its draws), the rule that it must meet, and how it is put in words."""
 
     name: str
     statistic: Callable[[Result], int | float | None]
@@ -191,8 +190,7 @@ def _ends(measure: Measure, result: Result) -> tuple[float, float] | None:
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of several together: a claim holds where all its numbers meet their rules, and falls with one that does
-    not."""
+    """The verdict of several together: a claim holds where all its numbers meet their rules, and falls with one."""
     for verdict in ("not measured", "does not hold", "undecided"):
         if verdict in verdicts:
             return verdict

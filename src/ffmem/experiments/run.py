@@ -41,8 +41,7 @@ def each_experiment(
     quiet: bool = False,
     **load: Any,
 ) -> Iterator[Result]:
-    """The results of these experiments, each yielded as soon as it is there; names and numbers are checked before a model
-    is loaded.
+    """The results of these experiments, each yielded when it is there; bad names and numbers fail before a model is loaded.
 
     `eval` is the corpus that examples are drawn from (the indexed one if none is given), `examples` how many (4,000), and
     `cells` how many of each layer have tokens removed from their triggers (100). With `control="random"` they are asked of a

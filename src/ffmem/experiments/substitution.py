@@ -38,8 +38,7 @@ def softmax(factors: Factors) -> Float[Tensor, "*pos cells"]:
 
 
 def softmax_scaled(factors: Factors) -> Float[Tensor, "*pos cells"]:
-    """The coefficients softmax(scores), scaled to the length (L2) that the layer's own coefficients have at each
-    position."""
+    """The coefficients softmax(scores), scaled to the length (L2) of the layer's own coefficients at each position."""
     new = softmax(factors)
     length, own = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (factors.m.float(), new))
     return new * (length / own.clamp_min(torch.finfo(torch.float32).tiny))

@@ -98,8 +98,7 @@ def _row(layer: ValueScores) -> dict[str, Any]:
 
 
 def _baselines(index: Index, layers: list[ValueScores], size: int, end: int | None) -> dict[str, Any]:
-    """The agreement that there would be by chance, of four kinds, with the number of cells; those of a run are over all
-    its cells.
+    """The agreement that there would be by chance, of four kinds, with the number of cells; a run's are over all its cells.
 
     `shuffled` is what the values and next tokens of a layer give on average where they are paired at random.
     """
@@ -242,8 +241,7 @@ def _last_token_control(layers: list[ValueScores]) -> dict[str, Any]:
 
 
 def _left_out(layers: list[ValueScores], end: int | None) -> dict[str, Any]:
-    """The number of cells in no share of the rows, of triggers in no precision, and of times that the end mark was the
-    next token."""
+    """The numbers of cells in no share, of triggers in no precision, and of times that the end mark was the next token."""
     by_layer = []
     for layer in layers:
         cells, triggers = int(layer.first_at_end.sum()), layer.at_end

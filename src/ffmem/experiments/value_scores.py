@@ -1,5 +1,4 @@
-"""The token that each value of a layer predicts, against what follows its key's triggers; cells × vocabulary is never
-held."""
+"""The token that each value of a layer predicts, and what follows its key's triggers; cells × vocabulary is never held."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ class Finished:
     sums: dict[str, Tensor]
     """The shard's sums of floats, on the host."""
     counted: dict[str, int]
-    """The number of positions computed for the shard (`padded`), and of groups of batches that were read again
-    (`read_again`)."""
+    """The number of positions computed for the shard (`padded`), and of groups of batches read again (`read_again`)."""
 
 
 @dataclass(frozen=True)

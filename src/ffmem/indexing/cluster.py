@@ -124,8 +124,7 @@ class Capacity:
         return next((share for share in shares if sum(found // share for found in gpus) >= (workers or 1)), 1)
 
     def workers(self) -> int:
-        """The number of workers that the cluster can hold: one a GPU or share of GPUs, or one a machine where there are
-        none."""
+        """The number of workers that the cluster can hold: one a GPU or share of GPUs, or one a machine without GPUs."""
         if "GPU" in self.needs:
             return max(1, sum(int(node.get("GPU", 0)) // self.needs["GPU"] for node in self.nodes()))
         return max(1, sum(node.get("CPU", 0) >= 1 for node in self.nodes()))

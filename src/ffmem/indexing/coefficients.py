@@ -91,7 +91,7 @@ class Coefficients:
 
     @cached_property
     def blocks(self) -> list[Float[Tensor, "rows columns cells"]]:
-        """Every token's coefficients in two blocks: the columns that all sentences have, then all other tokens in one
+        """Every token's coefficients in two blocks: the columns that all sentences have, then the other tokens in one
         column."""
         found = [self.m[:, : self.batch.shortest]]
         if self.batch.shortest < self.m.shape[1]:

@@ -164,8 +164,7 @@ class LayerCollector:
 
     @property
     def flags(self) -> list[Int[Tensor, "1"]]:
-        """The flags that kernels raise: first `nonfinite`, then for each sign whether a hit was lost because there was no
-        slot."""
+        """The flags that kernels raise: first `nonfinite`, then for each sign whether a hit was lost for want of a slot."""
         return [self.nonfinite, *(top.lost for top in self.top.values())]
 
     def end_shard(self) -> None:
@@ -278,8 +277,7 @@ def raised_flags(collectors: dict[int, LayerCollector]) -> tuple[list[int], list
 
 
 def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, LayerCollector]) -> int:
-    """Read these batches once more, without kernels, for the layers where a hit was lost; gives the number of those
-    layers."""
+    """Read these batches once more, without kernels, for the layers where a hit was lost; gives the number of layers."""
     nonfinite, lost = raised_flags(collectors)
     if nonfinite:
         raise not_finite(nonfinite[0], model.dtype, group)

@@ -231,8 +231,7 @@ class Pass:
         return set().union(*coverage.values())
 
     def ends(self, kept: dict[ShardId, Kept]) -> Iterator[Progress]:
-        """The progress at the end of each part, up to the one in which a limit was reached; an error where shards are
-        missing."""
+        """The progress at the end of each part, up to the one with the limit; an error where shards are missing."""
         for part in self.parts:
             numbers = [number for at, number in kept if at == part.number]
             last = kept[part.number, numbers[-1]].span if numbers else None

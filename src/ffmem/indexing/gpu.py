@@ -38,8 +38,7 @@ ADD_PROGRAMS = 4224
 """The number of programs that put hits into pending slots: 32 for each processor of a large GPU, since at the beginning
 of a run everything passes."""
 NOTES = 4
-"""The number of notes there is room for, as a multiple of a cell's pending slots: most notes are of prefixes already
-held."""
+"""The number of notes there is room for, as a multiple of a cell's pending slots: most are of prefixes already held."""
 OVERFLOW = 1 << 16
 """The number of hits of a layer and sign that the overflow list holds."""
 RETRY_PROGRAMS = 264

@@ -72,8 +72,7 @@ def _batches(index: Index, model: MemoryModel, top: int, norm: bool, reporter: A
 
 
 def together(parts: Iterable[tuple[int, Tensor]], rows: int = GPU_CHUNK) -> Iterator[tuple[int, Tensor]]:
-    """Small parts joined into large ones of these many rows, with the last one's layer: a GPU is waited for once for
-    each."""
+    """Small parts joined into ones of these many rows, with the last one's layer: a GPU is waited for once for each."""
     held: list[Tensor] = []
     layer = 0
     for layer, part in parts:

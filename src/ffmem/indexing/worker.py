@@ -48,8 +48,7 @@ class Worker:
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")
         self._written: Future[None] | None = None
         self.holds = model.device.type == "cuda"
-        """Whether finished shards are held in memory while earlier ones are being written, instead of waiting for the
-        disk."""
+        """Whether finished shards are held in memory while earlier ones are written, instead of waiting for the disk."""
         self._finished: list[Finished] = []
         """The shards that were read while earlier ones were being written."""
 

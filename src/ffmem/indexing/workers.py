@@ -19,8 +19,7 @@ from ffmem.indexing.devices import Devices
 from ffmem.indexing.provenance import ModelInfo
 
 RESTARTS = 3
-"""The number of times that Ray starts a worker again; one that is lost once more ends the run, or leaves its work to
-others."""
+"""The number of times that Ray starts a worker again; one lost once more ends the run, or leaves its work to others."""
 NO_ROOM = 60.0
 """The number of seconds without a sign of life from any worker, after which a cluster is taken to be full."""
 GRACE = 1.0
@@ -159,8 +158,7 @@ class Workers:
         return member, method, answer
 
     def _was_lost(self, member: _Member, method: str, error: Exception) -> None:
-        """Note that a worker was lost: for now, if a `progress` call failed, since Ray starts it again; for good if any
-        other did."""
+        """Note that a worker was lost: for now, if a `progress` call failed, since Ray starts it again; else for good."""
         if member not in self.members:
             return
         if method == "progress":

@@ -39,8 +39,7 @@ class Column:
     gap: int = 1
     """The number of spaces in front of the column."""
     below: bool = False
-    """Whether the column stands in a line of its own under each row, `gap` spaces in; of a text that is too long the end
-    is shown."""
+    """Whether the column has a line of its own under each row, `gap` spaces in; of a long text the end is shown."""
 
 
 @dataclass(frozen=True)

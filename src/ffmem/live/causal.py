@@ -1,5 +1,4 @@
-"""The causal check of a cell: the tokens that its value promises, and how much of them is lost when the cell is switched
-off."""
+"""The causal check of a cell: the tokens that its value promises, and what is lost of them when the cell is switched off."""
 
 from __future__ import annotations
 

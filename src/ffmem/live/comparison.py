@@ -92,7 +92,7 @@ class Controls:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """A model as it is and edited, side by side. All logarithms are natural; the KL divergence is KL(baseline‖edited), in
+    """A model as it is and edited, side by side. Logarithms are natural; the KL divergence is KL(baseline‖edited), in
     nats."""
 
     model: str
@@ -104,8 +104,7 @@ class Comparison(Shown):
     edits: list[Edit]
     at: Scope
     position: int
-    """The index, from 0, of the token behind which predictions are compared. With `at="generated"` it is the first
-    generated one."""
+    """The index, from 0, of the token behind which predictions are compared: the first generated one if `at="generated"`."""
     behind: str
     """The text of the token behind which predictions are compared."""
     baseline: Side
@@ -161,7 +160,7 @@ class Comparison(Shown):
         rows = []
         for one in self.tokens_compared:
             row = [shown_token(one.token), f"{exp(one.baseline_log_prob):.2%}", f"{exp(one.edited_log_prob):.2%}"]
-            controls = [_told((one.control_mean, one.control_spread), "+.3f")] if beside else []
+            controls = [_mean_text((one.control_mean, one.control_spread), "+.3f")] if beside else []
             rows.append([*row, f"{one.change:+.3f}", *controls])
         return Table([Column("token", 20, gap=4), *numbers, *beside], rows)
 
@@ -171,8 +170,10 @@ class Comparison(Shown):
         lines = [f"KL(baseline‖edited) {self.kl:.4g}: {self.verdict}"]
         if control.each:
             kl, sizes = (control.kl_mean, control.kl_spread), mean_and_spread([one.size for one in control.each])
-            lines.append(f"controls  KL {_told(kl, '.3g')}, the same edit on random cells of the same layer")
-            lines.append(f"          size |Δm|·‖v‖ {_told(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}")
+            lines.append(f"controls  KL {_mean_text(kl, '.3g')}, the same edit on random cells of the same layer")
+            lines.append(
+                f"          size |Δm|·‖v‖ {_mean_text(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}"
+            )
         return lines
 
     def __repr__(self) -> str:
@@ -195,8 +196,7 @@ def compare(
     bos: str = "auto",
     **load: Any,
 ) -> Comparison:
-    """Compare a model's answer to a prompt with that of the model under edits (see `intervene`), and with edits of other
-    cells.
+    """Compare a model's answer to a prompt with that under edits (see `intervene`), and with edits of other cells.
 
     Predictions are compared behind one token of the prompt (`position`, as Python counts, a beginning-of-sentence token
     not counted); where only generated tokens are edited, behind the first that the model as it is generates. `tokens`
@@ -324,6 +324,6 @@ def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
     return fmean(values) if values else None, stdev(values) if len(values) > 1 else None
 
 
-def _told(numbers: tuple[float | None, float | None], form: str) -> str:
+def _mean_text(numbers: tuple[float | None, float | None], form: str) -> str:
     mean, spread = numbers
     return f"{mean:{form}}" + ("" if spread is None else f" ± {spread:{form.lstrip('+')}}")

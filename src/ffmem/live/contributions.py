@@ -193,8 +193,7 @@ def contributions(model: MemoryModel, flows: list[Flow], token: Int[Tensor, " n"
 def _output_readout(
     model: MemoryModel, readouts: tuple[Readout, ...], h: Float[Tensor, "n d"]
 ) -> tuple[Float[Tensor, "k n d"], Float[Tensor, "k n"], Float[Tensor, "k n"]]:
-    """The vectors that read the scores off a block's output, with the final norm frozen; that norm's bias in them; and
-    the scores."""
+    """The vectors that read the scores off a block's output, the final norm frozen; that norm's bias; and the scores."""
     vocabulary = model.vocabulary
     g = torch.stack([readout.vectors for readout in readouts])
     bias = torch.stack([readout.bias for readout in readouts])
@@ -209,8 +208,7 @@ def _output_readout(
 def _layer_parts(
     model: MemoryModel, layer: int, flow: Flow, g: Float[Tensor, "k n d"]
 ) -> tuple[LayerParts, Float[Tensor, "k n d"]]:
-    """A layer's parts, given the vectors that read the scores off its output; and the vectors that read them off its
-    input."""
+    """A layer's parts, given the vectors that read the scores off its output; and those that read them off its input."""
     family, block = model.family, model.blocks[layer - 1]
     g = g.to(flow.after.device)
     constant = torch.zeros_like(g[..., 0])

@@ -15,8 +15,7 @@ from ffmem.model.memories import MemoryModel
 from ffmem.run.reader import Index
 
 NEAREST = 10
-"""The least number of cells of the nearest size that a control is drawn from; twice the number of controls if that is
-more."""
+"""The least number of cells of the nearest size that a control is drawn from; twice the number of controls if more."""
 
 
 def draw_controls(

@@ -38,7 +38,7 @@ def outvoted(
     cells: int,
     of: str,
 ) -> dict[int, list[Votes]]:
-    """For each position, every layer whose y (`y_top`) does not put the true token first while some active cell's value does.
+    """For each position, every layer whose y (`y_top`) does not put the true token first though an active cell's value does.
 
     A truth of -1 is not known. Of the cells that promise and those that suppress, the first `cells` are given.
     """
@@ -81,8 +81,7 @@ def _promising(
 
 
 def _likely(vocabulary: Vocabulary, values: Float[Tensor, "cells d"], truth: Int[Tensor, " n"]) -> Bool[Tensor, "cells n"]:
-    """Whether a value may put a token first: none of some other tokens in the same softmax scores higher. False is always
-    right."""
+    """Whether a value may put a token first: no probe in the same softmax scores higher. False is always right."""
     first, *others = vocabulary.readouts(torch.arange(min(PROBES, vocabulary.size)))
     # A word of a tail has less than its band's score, so it is no measure for others.
     whole = torch.stack([(other.vectors == 0).all(1) for other in others]).all(0) if others else slice(None)

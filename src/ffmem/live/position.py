@@ -143,16 +143,14 @@ class PositionTrace(Shown):
     promoting: tuple[CellPart, ...]
     suppressing: tuple[CellPart, ...]
     rest: LogitPart | None
-    """The part of all cells that are not listed, of all layers; None with `of="layer"`, where each layer has a sum of its
-    own."""
+    """The part of all cells that are not listed, of all layers; None with `of="layer"`, where each layer has its own."""
     rest_cells: int
     frozen: tuple[str, ...]
     """Norms whose scales are held at their actual values; without any, a cell's part is m·(v·e)."""
     outvoted: tuple[Outvoted, ...]
 
     def blocks(self) -> list[Block]:
-        """The blocks shown: the prediction, the layers, what the logit is made of, the cells, and those that were
-        outvoted."""
+        """The blocks shown: the prediction, the layers, what the logit is made of, the cells, and those outvoted."""
         found: list[Block] = [Text(self._heading()), self._layer_table(), Text(self._sum())]
         found += [_cell_table("promoting", self.promoting), _cell_table("suppressing", self.suppressing)]
         if self.rest is not None:
@@ -222,8 +220,7 @@ class GridTile:
     """The rank that o gives to the token that the model predicts at this position."""
     target: TokenRank | None
     attention: float
-    """The signed direct contribution of attention to the logit of the target, else of the token that the model predicts
-    here."""
+    """The signed direct contribution of attention to the logit of the target, else of the token predicted here."""
     ffn: float
     """The same contribution of all cells and the value bias together."""
 

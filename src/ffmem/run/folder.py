@@ -31,8 +31,7 @@ TRIGGERS, CELLS, SENTENCES, TOKENS, VALUES = (
     f"{name}.arrow" for name in ("triggers", "cells", "sentences", "tokens", "values")
 )
 VALUES_ANEW = "values-2.arrow"
-"""The other name of the file of values: values made anew take the free one of the two, so that the earlier stay until
-then."""
+"""The other name of the file of values: values made anew take the free one, so that the earlier stay until then."""
 
 FOLDERS = ("", WORK, RESULTS, f"{RESULTS}/random", FIGURES)
 
@@ -114,8 +113,7 @@ class RunFolder:
         return self.store.file(name)
 
     def reading(self, name: str) -> AbstractContextManager[Path]:
-        """A local path like that of `file`, for a large file that is read once: its fetched copy is deleted when the
-        block ends."""
+        """A local path like that of `file`, for a large file read once: its fetched copy is deleted when the block ends."""
         return self.store.reading(name)
 
     @contextmanager

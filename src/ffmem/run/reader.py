@@ -196,8 +196,7 @@ class CellView:
 
     @cached_property
     def negative_triggers(self) -> Triggers:
-        """The prefixes with the cell's lowest coefficients, below zero, lowest first; empty where the run did not look
-        for them."""
+        """The prefixes with the cell's lowest coefficients, lowest first; empty where the run did not look for them."""
         return Triggers(trigger for trigger in self._both if trigger.sign == "-")
 
     @cached_property

@@ -109,8 +109,7 @@ class Result:
         return _plain(vars(self))
 
     def saved(self, index: Index) -> Result:
-        """Write `results/NAME.json` and `results/NAME.parquet` into the run, each whole or not at all, and return the
-        result.
+        """Write `results/NAME.json` and `results/NAME.parquet` into the run, each whole or not at all; gives the result.
 
         A control's are in `results/random/`.
         """

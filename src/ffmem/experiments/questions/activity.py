@@ -30,8 +30,7 @@ COIN_FLIP = (0.45, 0.55)
 
 
 class Activity:
-    """The observer of two shares of each layer's cells: those with m > 0, and those that carry nine tenths of the mass, Σ
-    |m|·‖v‖.
+    """The observer of two shares of a layer's cells: those with m > 0, and those with nine tenths of the mass, Σ |m|·‖v‖.
 
     The second says how many memories matter where an activation (GELU, a gate) is hardly ever exactly zero.
     """

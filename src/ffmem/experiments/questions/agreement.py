@@ -85,8 +85,7 @@ def fig6(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
 
 
 def _bins(result: Result | None, name: str, form: Form, **more: Any) -> Curve:
-    """A curve of Fig 6 from a result: bins with cells, each with its interval over the resamples; those of few cells are
-    marked."""
+    """A curve of Fig 6: bins with cells, each with its interval over the resamples; those of few cells are marked."""
     points = []
     for at, one in enumerate(result.facts.get("fig6", []) if result else [], 1):
         if one["share"] is not None and result is not None:

@@ -61,8 +61,7 @@ RELATED = 0.3
 
 
 class Refinement:
-    """The observer of the top tokens of r, y and o in every layer, and of the probability that r gives to the model's
-    final word."""
+    """The observer of the top tokens of r, y and o in every layer, and of the probability of the model's final word in r."""
 
     name = "refinement"
 

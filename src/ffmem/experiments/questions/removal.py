@@ -300,8 +300,7 @@ def _facts(model: MemoryModel, every: list[Removed], cells: int, triggers: int, 
 
 
 def panels(result: Result, axis: Axis, control: Result | None) -> list[Panel]:
-    """The panels of Fig 3: three curves and the paper's three; random weights have a panel of their own, on the same
-    scale."""
+    """The panels of Fig 3: three curves and the paper's three; random weights have their own panel, on the same scale."""
     curves, random = [], []
     for kind in ("last", "random", "first"):
         name = f"{kind} token"
