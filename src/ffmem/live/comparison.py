@@ -160,7 +160,7 @@ class Comparison(Shown):
         rows = []
         for one in self.tokens_compared:
             row = [shown_token(one.token), f"{exp(one.baseline_log_prob):.2%}", f"{exp(one.edited_log_prob):.2%}"]
-            controls = [_mean_text((one.control_mean, one.control_spread), "+.3f")] if beside else []
+            controls = [_shown((one.control_mean, one.control_spread), "+.3f")] if beside else []
             rows.append([*row, f"{one.change:+.3f}", *controls])
         return Table([Column("token", 20, gap=4), *numbers, *beside], rows)
 
@@ -170,9 +170,9 @@ class Comparison(Shown):
         lines = [f"KL(baseline‖edited) {self.kl:.4g}: {self.verdict}"]
         if control.each:
             kl, sizes = (control.kl_mean, control.kl_spread), mean_and_spread([one.size for one in control.each])
-            lines.append(f"controls  KL {_mean_text(kl, '.3g')}, the same edit on random cells of the same layer")
+            lines.append(f"controls  KL {_shown(kl, '.3g')}, the same edit on random cells of the same layer")
             lines.append(
-                f"          size |Δm|·‖v‖ {_mean_text(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}"
+                f"          size |Δm|·‖v‖ {_shown(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}"
             )
         return lines
 
@@ -324,6 +324,6 @@ def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
     return fmean(values) if values else None, stdev(values) if len(values) > 1 else None
 
 
-def _mean_text(numbers: tuple[float | None, float | None], form: str) -> str:
+def _shown(numbers: tuple[float | None, float | None], form: str) -> str:
     mean, spread = numbers
     return f"{mean:{form}}" + ("" if spread is None else f" ± {spread:{form.lstrip('+')}}")
