@@ -171,9 +171,7 @@ class Comparison(Shown):
         if control.each:
             kl, sizes = (control.kl_mean, control.kl_spread), mean_and_spread([one.size for one in control.each])
             lines.append(f"controls  KL {_shown(kl, '.3g')}, the same edit on random cells of the same layer")
-            lines.append(
-                f"          size |Δm|·‖v‖ {_shown(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}"
-            )
+            lines.append(f"          size |Δm|·‖v‖ {_shown(sizes, '.3g')}, the edit's {self.size:.3g}; seed {control.seed}")
         return lines
 
     def __repr__(self) -> str:
