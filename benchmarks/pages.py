@@ -136,6 +136,30 @@ def finished() -> str:
     )
 
 
+def started() -> str:
+    """Short runs over real text, the start included: `benchmarks.start`."""
+    rows = []
+    for name, one in measured("start").items():
+        for run in ("cold", "warm"):
+            found = one[run]
+            steps = found["steps"][0] if found["steps"] else {}
+            ends = found["seconds"] - found["to_the_last_forward"]
+            rows.append(
+                f"| {name}, {run} | {one['tokens']:,} | {one['bare_seconds']:.1f} | {found['seconds']:.1f} | "
+                f"**{found['ratio']:.2f}** | {found['to_the_first_forward']:.1f} | {steps.get('first batch', 0):.1f} | {ends:.1f} |"
+            )
+    last = list(measured("start").values())[-1]
+    return "\n".join(
+        [
+            "| run | tokens | bare forward, s | all in all, s | ratio | to the first forward | then to the first batch | behind the last |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"{last['machine']}, bf16, {last['date']}.",
+        ]
+    )
+
+
 def projected() -> str:
     """The projection of all values onto the vocabulary: `benchmarks.values`."""
     found = measured("values")
@@ -310,6 +334,7 @@ SHOWN: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("gpu.md", "measured", looked),
     ("gpu.md", "kernels", activated),
     ("gpu.md", "end to end", finished),
+    ("gpu.md", "started", started),
     ("gpu.md", "projected", projected),
     ("wiki16.md", "measured", card),
     ("wiki16.md", "whole", whole),
