@@ -146,12 +146,14 @@ def started() -> str:
             ends = found["seconds"] - found["to_the_last_forward"]
             rows.append(
                 f"| {name}, {run} | {one['tokens']:,} | {one['bare_seconds']:.1f} | {found['seconds']:.1f} | "
-                f"**{found['ratio']:.2f}** | {found['to_the_first_forward']:.1f} | {steps.get('first batch', 0):.1f} | {ends:.1f} |"
+                f"**{found['ratio']:.2f}** | {found['to_the_first_forward']:.1f} | {steps.get('first batch', 0):.1f} "
+                f"| {ends:.1f} |"
             )
     last = list(measured("start").values())[-1]
     return "\n".join(
         [
-            "| run | tokens | bare forward, s | all in all, s | ratio | to the first forward | then to the first batch | behind the last |",
+            "| run | tokens | bare forward, s | all in all, s | ratio | to the first forward | then to the first batch "
+            "| behind the last |",
             "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
