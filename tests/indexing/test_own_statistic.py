@@ -33,8 +33,8 @@ class Strong(Statistic):
         self.strong = torch.zeros(cells, dtype=torch.int64, device=device)
 
     def add(self, found):
-        for block in found.blocks:
-            self.strong += (block > 0.1).sum((0, 1))
+        for m in found.unpadded:
+            self.strong += (m > 0.1).sum((0, 1))
 
     def columns(self, measured):
         return [pa.array(self.strong.cpu().numpy())]
