@@ -1,10 +1,11 @@
-"""What CONTRIBUTING.md shows can be added as it is shown."""
+"""What CONTRIBUTING.md shows can be added as it is shown, and so can the experiment of docs/own-experiment.md."""
 
 import csv
 import json
 import re
 import sys
 import tomllib
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 
@@ -17,13 +18,20 @@ from ffmem.model import families
 from tests.packages import install, python
 from tests.tiny import tiny_model
 
-PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+OWN = (ROOT / "docs" / "own-experiment.md").read_text("utf-8")
+
+
+def blocks(text, kind="python"):
+    """The blocks of code of this kind."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def shown(section, kind="python"):
     """The code of a section, block by block."""
     (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return blocks(text, kind)
 
 
 def test_a_family_is_a_row(monkeypatch, tokenizer):
@@ -38,13 +46,14 @@ def test_a_family_is_a_row(monkeypatch, tokenizer):
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder in which the experiment and the statistic of the page are installed as one package."""
+    """A folder in which the experiment and the statistic of the page are installed, with the experiment of the docs, as one
+    package."""
     modules, points = {}, {}
-    for section in ("An experiment", "A statistic"):
-        (code,), (toml,) = shown(section), shown(section, "toml")
+    here = [(shown(section), shown(section, "toml")) for section in ("An experiment", "A statistic")]
+    for (code, *_), (toml,) in [*here, (blocks(OWN), blocks(OWN, "toml"))]:
         ((group, of),) = tomllib.loads(toml)["project"]["entry-points"].items()
         (value,) = of.values()
-        points[group] = of
+        points.setdefault(group, {}).update(of)
         modules[value.partition(":")[0].replace(".", "/") + ".py"] = code
     return install(tmp_path / "site", modules, points)
 
@@ -74,6 +83,7 @@ def ffmem_command(name, *arguments):
 ffmem_command("index", model, text, "-o", run, "-q")
 ffmem_command("experiments", run, "silence", "-q")
 ffmem_command("experiments", run, "silence", "--eval", text, "--control", "random", "-q")
+ffmem_command("experiments", run, "concentration", "activity", "--eval", text, "--examples", "5", "-q")
 ffmem_command("report", run, "-q")
 ffmem_command("show", run, "L2D9", "--json")
 ffmem_command("export", run, "cells", "--format", "csv", "-o", f"{folder}/cells.csv")
@@ -95,15 +105,17 @@ def test_an_experiment_is_a_file_and_a_statistic_a_class(site, gpt2_folder, text
     cells = open_index(tmp_path / "run").table("cells")
     layer, triggers, strong = (cells.column(name).to_numpy() for name in ("layer", "positive_triggers", "strong"))
     silent = [[str(one), f"{(triggers[layer == one] == 0).mean():.4g}"] for one in (1, 2, 3)]
-    asked, control = (tmp_path / "experiments.out").read_text("utf-8").split("\n\n", 1)
+    asked, control, *observed = (tmp_path / "experiments.out").read_text("utf-8").split("\n\n")
     assert [line.split() for line in asked.splitlines()[1:]] == [["layer", "silent"], *silent]
     assert control.startswith("silence")
+    assert sorted(one.partition(":")[0] for one in observed if one.strip()) == ["activity", "concentration"]
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Own. Who is silent?" in page
     assert 'id="silence-1-spec"' in page
     assert json.dumps("Shares by layer.") in page
     assert "Most cells of every layer fire." in page
     assert "largest share below 50%" in page
+    assert "No cell does half of a layer's work." in unescape(page)
 
     assert 0 < strong.sum() < cells.column("active").to_numpy().sum()
     row = 9 + int((layer == 1).sum())
