@@ -19,11 +19,6 @@ END = "<!-- end -->"
 MACHINES = {"short": "the left column", "long": "the right column", "loop": "the Python loop", "memory": "memory"}
 PLANNED = (("llama3-70b", 1e9, 8), ("llama3-8b", 1e9, 8), ("paper", 1e9, 8))
 """Models, tokens and GPUs of the plans that docs/scale.md shows."""
-PROJECTIONS = {
-    "extremes": "fifty tokens at either end",
-    "extremes as a table": "the same, as rows of the table",
-    "judge": "the first token, and the rank of a given one",
-}
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -165,25 +160,21 @@ def started() -> str:
 def projected() -> str:
     """The projection of all values onto the vocabulary: `benchmarks.values`."""
     found = measured("values")
-    lines = [
-        "| cells × words, width | what | seconds | TFLOP/s | share of the ceiling | × a full product at the ceiling "
-        "| memory beyond the weights |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for one in found.values():
-        for way, cost in one["ways"].items():
-            full, memory = cost["times_a_full_width_product_at_the_ceiling"], cost["memory_beyond_the_weights"]
-            lines.append(
-                f"| {one['cells']:,} × {one['vocabulary']:,}, {one['d']:,} | {PROJECTIONS[way]} | {cost['seconds']:.3f} "
-                f"| {cost['tflops']:.0f} | {cost['share_of_ceiling']:.0%} | {full:.2f} | {memory / 1e9:.1f} GB |"
-            )
+    seconds = {name: {way: cost["seconds"] for way, cost in one["ways"].items()} for name, one in found.items()}
     last = next(reversed(found.values()))
-    ceiling = " and ".join(f"{one['ceiling_tflops']:.0f}" for one in found.values())
-    lines += [
-        "",
-        f"The ceiling, a large square product in the same run: {ceiling} TFLOP/s. {last['machine']}, {last['date']}.",
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            "| shape | cells × words, width | fifty tokens at either end, as rows of the table | rank of a given token |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {one['cells']:,} × {one['vocabulary']:,}, {one['d']:,} "
+                f"| {seconds[name]['extremes as a table']:.3g} s | {seconds[name]['rank']:.3g} s |"
+                for name, one in found.items()
+            ),
+            "",
+            f"{last['machine']}, {last['date']}.",
+        ]
+    )
 
 
 def card() -> str:

@@ -423,9 +423,9 @@ def test_with_a_device_map_a_worker_gets_several_gpus_of_one_node(cluster, gpt2_
     needs = []
     made = workers_module.Workers.__init__
 
-    def watched(self, ray, model, devices, room, threads):
-        needs.append((room.needs, len(devices)))
-        made(self, ray, model, devices, room, threads)
+    def watched(self, ray, model, devices, capacity, threads):
+        needs.append((capacity.needs, len(devices)))
+        made(self, ray, model, devices, capacity, threads)
 
     monkeypatch.setattr(workers_module.Workers, "__init__", watched)
     build_index(gpt2_folder, text, out=tmp_path / "run", **SETTINGS, address=cluster.address, device_map="auto")
@@ -450,6 +450,6 @@ def test_with_a_device_map_a_worker_gets_several_gpus_of_one_node(cluster, gpt2_
 )
 def test_gpus_of_a_cluster_are_shared_out_machine_by_machine(gpus, workers, share, places):
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
-    made = room.Room(SimpleNamespace(nodes=lambda: nodes), "cuda", workers, spread=True)
+    made = room.Capacity(SimpleNamespace(nodes=lambda: nodes), "cuda", workers, spread=True)
     assert made.needs == {"CPU": 1, "GPU": share}
-    assert made.places() == places
+    assert made.workers() == places

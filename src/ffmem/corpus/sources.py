@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ffmem.corpus.files import PACKED, POCKET, JsonLines, Pocket, TextFile, special
 from ffmem.corpus.parquet import ParquetFile
-from ffmem.corpus.record import MAX_RECORD, Piece, Record, Rows, field_of, in_chunks
+from ffmem.corpus.record import MAX_RECORD, Record, Rows, Stretch, field_of, in_chunks
 from ffmem.errors import CorpusError
 from ffmem.text import visible
 
@@ -28,7 +28,7 @@ LOOKED_AT = 64
 class Source(Protocol):
     """Something that gives records of text.
 
-    One that also has `pieces(size)` and `chunks(begin, end)`, as all of ours have, can be read from the middle.
+    One that also has `stretches(size)` and `chunks(begin, end)`, as all of ours have, can be read from the middle.
     """
 
     @property
@@ -58,9 +58,9 @@ class Chunk(Protocol):
     def records(self, skipped: Counter[str]) -> Iterator[Record]: ...
 
 
-def pieces_of(source: Source, size: int) -> list[Piece]:
+def stretches_of(source: Source, size: int) -> list[Stretch]:
     """The stretches of about `size` bytes that a source can be read in; a single one where it only gives its records."""
-    found: list[Piece] = source.pieces(size) if hasattr(source, "pieces") else [(0, None, source.size())]
+    found: list[Stretch] = source.stretches(size) if hasattr(source, "stretches") else [(0, None, source.size())]
     return found
 
 
@@ -136,7 +136,7 @@ class Dataset:
         """How much has been read is not known."""
         return None
 
-    def pieces(self, size: int) -> list[Piece]:
+    def stretches(self, size: int) -> list[Stretch]:
         """The files of the dataset, in at most `PIECES` stretches; their sizes are not known."""
         files = self._loaded.num_shards
         step = -(-files // PIECES)
@@ -207,7 +207,7 @@ class Texts:
         """How much of the iterable `records` has read, where its length is known."""
         return self.read / max(1, len(self.texts)) if self.is_sequence else None  # type: ignore[arg-type]
 
-    def pieces(self, size: int) -> list[Piece]:
+    def stretches(self, size: int) -> list[Stretch]:
         """Stretches of items that have about `size` bytes of text, judged by some of them; an iterator is a single one."""
         if not self.is_sequence:
             return [(0, None, None)]

@@ -22,7 +22,7 @@ from ffmem.corpus.sources import can_be_read_again, open_sources
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import CorpusError, FfmemError, ModelError
 from ffmem.indexing import checkpoint
-from ffmem.indexing.cluster import Room, connected, get_ray
+from ffmem.indexing.cluster import Capacity, connected, get_ray
 from ffmem.indexing.devices import Devices, crowded, share_out
 from ffmem.indexing.estimate import Estimate, estimate, estimate_tokens
 from ffmem.indexing.full_pass import Pass
@@ -211,10 +211,10 @@ def _several(
             model = known_name(model)
     with connected(address, len(here)) as ray:
         if here:
-            room = Room(ray, "cpu")
+            capacity = Capacity(ray, "cpu")
         else:
-            room = Room(ray, load.get("device", "auto"), workers, spread=bool(load.get("device_map")))
-        made = Workers(ray, model, here or [Devices(load, {})] * (workers or room.places()), room, threads)
+            capacity = Capacity(ray, load.get("device", "auto"), workers, spread=bool(load.get("device_map")))
+        made = Workers(ray, model, here or [Devices(load, {})] * (workers or capacity.workers()), capacity, threads)
         with closing(made):
             yield made
 

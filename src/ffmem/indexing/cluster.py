@@ -97,7 +97,7 @@ def _unreachable(address: str, error: Exception) -> str:
     )
 
 
-class Room:
+class Capacity:
     """What a worker needs of a cluster whose machines Ray gives out, and how many workers there is room for."""
 
     def __init__(self, ray: Any, device: str, workers: int | None = None, *, spread: bool = False) -> None:
@@ -122,7 +122,7 @@ class Room:
         shares = range(max(gpus), 1, -1) if workers else [min(gpus)]
         return next((share for share in shares if sum(found // share for found in gpus) >= (workers or 1)), 1)
 
-    def places(self) -> int:
+    def workers(self) -> int:
         """How many workers there is room for: one a GPU or a share of them, or one a machine where there are none."""
         if "GPU" in self.needs:
             return max(1, sum(int(node.get("GPU", 0)) // self.needs["GPU"] for node in self.nodes()))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.indexing.actor import TICK, Actor, Job, version
-from ffmem.indexing.cluster import Room
+from ffmem.indexing.cluster import Capacity
 from ffmem.indexing.devices import Devices
 from ffmem.indexing.provenance import ModelInfo
 
@@ -50,18 +50,18 @@ class _Member:
 class Workers:
     """All workers of a run, seen from the process that leads them."""
 
-    def __init__(self, ray: Any, model: str, devices: list[Devices], room: Room, threads: int) -> None:
-        self.ray, self.room = ray, room
+    def __init__(self, ray: Any, model: str, devices: list[Devices], capacity: Capacity, threads: int) -> None:
+        self.ray, self.capacity = ray, capacity
         self.lost: list[str] = []
         """What became of workers that are gone."""
         self._heard = time.monotonic()
         self._waiting: dict[Any, tuple[_Member, str]] = {}
         """Calls that are not answered yet: of whom, and which."""
-        needs = {f"num_{what.lower()}s": count for what, count in room.needs.items()}
+        needs = {f"num_{what.lower()}s": count for what, count in capacity.needs.items()}
         # Two calls at a time: one that works, and one that tells how far it has come.
         options = {"max_concurrency": 2, "max_restarts": RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
         made = ray.remote(Actor).options(**options, **needs)
-        sharing = -(-len(devices) // max(1, len(room.nodes())))
+        sharing = -(-len(devices) // max(1, len(capacity.nodes())))
         self.members = [
             _Member(str(number), made.remote(str(number), model, one.load, one.environment, threads, sharing))
             for number, one in enumerate(devices)
@@ -177,12 +177,12 @@ class Workers:
             raise FfmemError(f"no worker lives long enough to take up the run; the last: {last}") from None
 
     def _no_room(self) -> FfmemError:
-        free, room = self.ray.available_resources(), self.room
-        asked = " and ".join(f"{count} {what}" for what, count in room.needs.items())
-        there = ", ".join(f"{room.count(what)} {what} ({int(free.get(what, 0))} free)" for what in room.needs)
+        free, capacity = self.ray.available_resources(), self.capacity
+        asked = " and ".join(f"{count} {what}" for what, count in capacity.needs.items())
+        there = ", ".join(f"{capacity.count(what)} {what} ({int(free.get(what, 0))} free)" for what in capacity.needs)
         return FfmemError(
             f"the Ray cluster has had no room for a worker for {NO_ROOM:.0f} s: each needs {asked}, and on "
-            f"{len(room.nodes())} nodes there are {there}; add nodes or wait for them, then give the same command again"
+            f"{len(capacity.nodes())} nodes there are {there}; add nodes or wait for them, then give the same command again"
         )
 
     def _end(self, member: _Member) -> None:
