@@ -19,11 +19,6 @@ END = "<!-- end -->"
 MACHINES = {"short": "the left column", "long": "the right column", "loop": "the Python loop", "memory": "memory"}
 PLANNED = (("llama3-70b", 1e9, 8), ("llama3-8b", 1e9, 8), ("paper", 1e9, 8))
 """Models, tokens and GPUs of the plans that docs/scale.md shows."""
-PROJECTIONS = {
-    "extremes": "fifty tokens at either end",
-    "extremes as a table": "the same, as rows of the table",
-    "judge": "the first token, and the rank of a given one",
-}
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -136,28 +131,50 @@ def finished() -> str:
     )
 
 
+def started() -> str:
+    """Short runs over real text, the start included: `benchmarks.start`."""
+    rows = []
+    for name, one in measured("start").items():
+        for run in ("cold", "warm"):
+            found = one[run]
+            steps = found["steps"][0] if found["steps"] else {}
+            ends = found["seconds"] - found["to_the_last_forward"]
+            rows.append(
+                f"| {name}, {run} | {one['tokens']:,} | {one['bare_seconds']:.1f} | {found['seconds']:.1f} | "
+                f"**{found['ratio']:.2f}** | {found['to_the_first_forward']:.1f} | {steps.get('first batch', 0):.1f} "
+                f"| {ends:.1f} |"
+            )
+    last = list(measured("start").values())[-1]
+    return "\n".join(
+        [
+            "| run | tokens | bare forward, s | all in all, s | ratio | to the first forward | then to the first batch "
+            "| behind the last |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"{last['machine']}, bf16, {last['date']}.",
+        ]
+    )
+
+
 def projected() -> str:
     """The projection of all values onto the vocabulary: `benchmarks.values`."""
     found = measured("values")
-    lines = [
-        "| cells × words, width | what | seconds | TFLOP/s | share of the ceiling | × a full product at the ceiling "
-        "| memory beyond the weights |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for one in found.values():
-        for way, cost in one["ways"].items():
-            full, memory = cost["times_a_full_width_product_at_the_ceiling"], cost["memory_beyond_the_weights"]
-            lines.append(
-                f"| {one['cells']:,} × {one['vocabulary']:,}, {one['d']:,} | {PROJECTIONS[way]} | {cost['seconds']:.3f} "
-                f"| {cost['tflops']:.0f} | {cost['share_of_ceiling']:.0%} | {full:.2f} | {memory / 1e9:.1f} GB |"
-            )
+    seconds = {name: {way: cost["seconds"] for way, cost in one["ways"].items()} for name, one in found.items()}
     last = next(reversed(found.values()))
-    ceiling = " and ".join(f"{one['ceiling_tflops']:.0f}" for one in found.values())
-    lines += [
-        "",
-        f"The ceiling, a large square product in the same run: {ceiling} TFLOP/s. {last['machine']}, {last['date']}.",
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            "| shape | cells × words, width | fifty tokens at either end, as rows of the table | rank of a given token |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {one['cells']:,} × {one['vocabulary']:,}, {one['d']:,} "
+                f"| {seconds[name]['extremes as a table']:.3g} s | {seconds[name]['rank']:.3g} s |"
+                for name, one in found.items()
+            ),
+            "",
+            f"{last['machine']}, {last['date']}.",
+        ]
+    )
 
 
 def card() -> str:
@@ -310,6 +327,7 @@ SHOWN: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("gpu.md", "measured", looked),
     ("gpu.md", "kernels", activated),
     ("gpu.md", "end to end", finished),
+    ("gpu.md", "started", started),
     ("gpu.md", "projected", projected),
     ("wiki16.md", "measured", card),
     ("wiki16.md", "whole", whole),

@@ -122,7 +122,7 @@ def measure(shape: Shape, device: str, repeats: int) -> dict[str, Any]:
         for _ in ahead(lambda _: (project(model, part, k=TOP) for _, part in together(enumerate(values))), 1):
             pass
 
-    def judge() -> None:
+    def rank() -> None:
         for layer, token in zip(values, tokens, strict=True):
             vocabulary.score_token(layer, token)
 
@@ -131,7 +131,7 @@ def measure(shape: Shape, device: str, repeats: int) -> dict[str, Any]:
     full = 2.0 * cells * shape.words * shape.d / most
     weights = torch.cuda.memory_allocated() if device == "cuda" else 0
     found: dict[str, Any] = {}
-    for name, way in (("extremes", extremes), ("extremes as a table", tables), ("judge", judge)):
+    for name, way in (("extremes", extremes), ("extremes as a table", tables), ("rank", rank)):
         way()  # what happens only once is not counted
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()

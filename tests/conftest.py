@@ -92,3 +92,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def short_folder():
+    """A folder with a short name, for programs such as Ray that put sockets into it."""
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.parts import Part, cut_parts
-from ffmem.corpus.sources import pieces_of
+from ffmem.corpus.sources import stretches_of
 
 COUNT = 5
 """Parts of every corpus, or a few more or less, since each ends with a record."""
@@ -33,7 +33,7 @@ class InParts(Corpus):
         whole = cut_parts(self.sources, 1 << 60)
         if self.elsewhere not in (0, os.getpid()):
             return whole
-        size = sum(more or 0 for source in self.sources for _, _, more in pieces_of(source, 1 << 60))
+        size = sum(more or 0 for source in self.sources for _, _, more in stretches_of(source, 1 << 60))
         return cut_parts(self.sources, max(1, size // COUNT))
 
     def stream(self, parts=None, done=None, planned=None, room=None):

@@ -155,8 +155,8 @@ class Strong(Statistic):
         self.strong = torch.zeros(cells, dtype=torch.int64, device=device)
 
     def add(self, found):
-        for block in found.blocks:
-            self.strong += (block > 1).sum((0, 1))
+        for m in found.unpadded:
+            self.strong += (m > 1).sum((0, 1))
 
 
 @pytest.mark.parametrize("way", ["add", "activate"])

@@ -107,16 +107,24 @@ def test_an_unfinished_run_cannot_be_opened_and_says_what_to_do(interrupted):
 
 
 @pytest.mark.slow
-def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, whole, monkeypatch):
+def shards_read(monkeypatch) -> list[tuple[int, int]]:
+    """The shards that are read from now on, in order, each by its part and number."""
     from ffmem.indexing import worker
 
-    seen = []
-    read_shard = worker.read_shard
-    monkeypatch.setattr(
-        worker, "read_shard", lambda model, shard, *a, **k: seen.append(shard.number) or read_shard(model, shard, *a, **k)
-    )
+    seen, read = [], worker.read_shard
+
+    def reading(model, shard, *arguments, **more):
+        seen.append((shard.part, shard.number))
+        return read(model, shard, *arguments, **more)
+
+    monkeypatch.setattr(worker, "read_shard", reading)
+    return seen
+
+
+def test_finished_shards_are_not_computed_again(interrupted, gpt2, long_text, whole, monkeypatch):
+    seen = shards_read(monkeypatch)
     build_index(gpt2, long_text, out=interrupted, **SETTINGS)
-    assert seen[0] == 2
+    assert seen[0] == (1, 0)  # a part has two shards
     assert content(interrupted) == whole
 
 
@@ -202,23 +210,21 @@ def test_work_of_another_shard_or_another_run_is_not_taken_for_ones_own(interrup
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [("state-0.safetensors", [0, 1, 2]), ("shard-00000-000001.arrow", [1, 2]), ("shard-00000-000000.safetensors", [0, 2])],
+    [
+        ("state-0.safetensors", [(0, 0), (0, 1), (1, 0)]),
+        ("shard-00000-000001.arrow", [(0, 1), (1, 0)]),
+        ("shard-00000-000000.safetensors", [(0, 0), (1, 0)]),
+    ],
 )
 @pytest.mark.slow
 def test_a_damaged_file_of_the_work_costs_what_it_held_and_not_the_run(
     interrupted, gpt2, long_text, whole, monkeypatch, capsys, name, read
 ):
-    from ffmem.indexing import worker
-
     path = interrupted / "work" / name
     data = bytearray(path.read_bytes())
     data[-5] ^= 4
     path.write_bytes(data)
-    seen = []
-    read_shard = worker.read_shard
-    monkeypatch.setattr(
-        worker, "read_shard", lambda model, shard, *a, **k: seen.append(shard.number) or read_shard(model, shard, *a, **k)
-    )
+    seen = shards_read(monkeypatch)
     build_index(gpt2, long_text, out=interrupted, **(SETTINGS | {"quiet": False}))
     assert seen[: len(read)] == read
     assert content(interrupted) == whole

@@ -420,9 +420,10 @@ def test_a_url_without_a_bucket_is_told(place):
         RunFolder(place)
 
 
-def test_workers_leave_nothing_of_what_they_fetched(gpt2_folder, text_file, s3, tmp_path, monkeypatch):
+def test_workers_leave_nothing_of_what_they_fetched(gpt2_folder, text_file, s3, tmp_path, short_folder, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
     build_index(gpt2_folder, text_file, out=s3, workers=2, device="cpu", quiet=True, shard_tokens=50)
     left = set(tmp_path.glob("ffmem-*"))
     assert len(left) == 1  # of this process, which goes on

@@ -141,27 +141,27 @@ class Corpus:
         self, parts: Iterable[Part], done: Mapping[int, Mapping[int, Span]], stopped: threading.Event
     ) -> Iterator[tuple[Part, RangeChunk | None]]:
         """The chunks of parts in order, and None at the end of each part; processes go on from part to part."""
-        ranges: deque[tuple[Part, int | None]] = deque()
+        waiting: deque[tuple[Part, int | None]] = deque()
 
         def chunks() -> Iterator[Chunk | Records]:
             for part in parts:
                 finished = done.get(part.number, {})
                 if len(finished) <= max(finished, default=-1) and all(map(can_be_read_again, self.sources)):
                     self.check(part, finished)
-                for number, chunk in self._left(part, finished, stopped):
-                    ranges.append((part, number))
+                for nth, chunk in self._left(part, finished, stopped):
+                    waiting.append((part, nth))
                     yield chunk
-                ranges.append((part, None))
+                waiting.append((part, None))
 
-        def ended() -> Iterator[tuple[Part, RangeChunk | None]]:
-            while ranges and ranges[0][1] is None:
-                yield ranges.popleft()[0], None
+        def ended() -> Iterator[tuple[Part, PlacedChunk | None]]:
+            while waiting and waiting[0][1] is None:
+                yield waiting.popleft()[0], None
 
         for chunk in self._mapped(chunks()):
             yield from ended()
-            part, number = ranges.popleft()
-            assert number is not None
-            yield part, RangeChunk(number, chunk)
+            part, nth = waiting.popleft()
+            assert nth is not None
+            yield part, PlacedChunk(nth, chunk)
         yield from ended()
 
     def _mapped(self, chunks: Iterator[Chunk | Records]) -> Iterator[TokenizedChunk]:
@@ -191,40 +191,39 @@ class Corpus:
     ) -> Iterator[tuple[int, Chunk | Records]]:
         """The chunks of a part that are not read yet, each with the number of the part's range that it is from."""
         if self.sample is None and not done:
-            for number, chunk in self._chunks(part, stopped):
-                yield number, chunk
+            for nth, chunk in self._chunks(part, stopped):
+                yield nth, chunk
             return
         spans = list(done.values())
         first = 0
-        for number, records in self._compared(part, done, stopped):
+        for nth, records in self._compared(part, done, stopped):
             numbers = records.numbers + first
             is_left = np.ones(len(numbers), bool)
             for span in spans:
                 is_left &= (numbers < span.since.records) | (numbers >= span.after.records)
             first += records.count
-            yield number, records.only(is_left)
+            yield nth, records.only(is_left)
 
     def _chunks(self, part: Part, stopped: threading.Event | None = None) -> Iterator[tuple[int, Chunk]]:
-        """All chunks of a part, each with the number of the part's range that it is from."""
-        for number, here in enumerate(part.ranges):
+        for nth, here in enumerate(part.ranges):
             for chunk in chunks_of(self.sources[here.source], here.begin, here.end):
                 if stopped is not None and stopped.is_set():
                     return
-                yield number, chunk
+                yield nth, chunk
 
     def _records(self, part: Part, stopped: threading.Event | None = None) -> Iterator[tuple[int, Records]]:
         """The records of a part that are read (all, or those of the sample), looked at in this process."""
         if self.sample is None:
-            for number, chunk in self._chunks(part, stopped):
-                yield number, look_at(chunk, plain=self.plain)
+            for nth, chunk in self._chunks(part, stopped):
+                yield nth, look_at(chunk, plain=self.plain)
             return
         wanted = self._sampled(part)
         first = 0
-        for number, chunk in self._chunks(part, stopped):
+        for nth, chunk in self._chunks(part, stopped):
             begin = int(np.searchsorted(wanted, first))
             records = look_at(chunk, plain=self.plain, sample=wanted[begin:] - first)
             first += records.found
-            yield number, records
+            yield nth, records
         if first != self.sample.records[part.number] and not (stopped is not None and stopped.is_set()):
             raise self._recounted(part, first)
 
@@ -249,7 +248,7 @@ class Corpus:
         """The records of a part; where finished shards end, their text must be what it was."""
         spans = sorted((span for span in done.values() if span.after.records), key=lambda span: span.after.records)
         read, ended = Progress(), None
-        for number, records in self._records(part, stopped):
+        for nth, records in self._records(part, stopped):
             while spans and (at := spans[0].after.records - read.records) <= records.count:
                 span = spans.pop(0)
                 if (read + Progress(at, digest=records.digests[at - 1])).digest != span.after.digest:
@@ -258,7 +257,7 @@ class Corpus:
             read += Progress(records.count, digest=records.digest)
             if ended and read.records > ended.after.records:
                 raise changed(ended.after)  # there is more of it now
-            yield number, records
+            yield nth, records
         if spans and not (stopped is not None and stopped.is_set()):
             raise changed(spans[0].after)
 
@@ -290,9 +289,9 @@ class Corpus:
         counts: list[int] = []
         for part in self.parts():
             counts.append(0)
-            for number, chunk in self._chunks(part):
+            for nth, chunk in self._chunks(part):
                 counts[-1] += look_at(chunk, plain=False).found
-                report(part.share_read(number, chunk.share), f"{sum(counts):,} records")
+                told(part.share_read(nth, chunk.share), f"{sum(counts):,} records")
         return counts
 
     def shows_marks(self) -> bool:

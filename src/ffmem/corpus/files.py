@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ffmem.corpus import record
-from ffmem.corpus.record import MAX_RECORD, Piece, Record, listed, text_of, too_large
+from ffmem.corpus.record import MAX_RECORD, Record, Stretch, listed, text_of, too_large
 from ffmem.corpus.wikitext import is_heading, is_title
 from ffmem.errors import CorpusError
 from ffmem.text import visible
@@ -70,7 +70,7 @@ class TextFile:
         """The share of the file that `records` has read, from 0 to 1."""
         return self.share
 
-    def pieces(self, size: int) -> list[Piece]:
+    def stretches(self, size: int) -> list[Stretch]:
         """The file as stretches of at most `size` bytes; a packed one is a single stretch."""
         try:
             end = self.size()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ffmem.corpus.files import unchanged
-from ffmem.corpus.record import MAX_RECORD, Piece, Rows, in_chunks, listed, too_large
+from ffmem.corpus.record import MAX_RECORD, Rows, Stretch, in_chunks, listed, too_large
 from ffmem.errors import CorpusError
 from ffmem.text import beginning, shown_size, visible
 
@@ -49,7 +49,7 @@ class ParquetFile:
         """The share of the table that `records` has read, from 0 to 1."""
         return self.share
 
-    def pieces(self, size: int) -> list[Piece]:
+    def stretches(self, size: int) -> list[Stretch]:
         """Every group of rows, with the bytes of text in it."""
         try:
             with pq.ParquetFile(self.path) as table:

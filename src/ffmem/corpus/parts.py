@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ffmem.corpus.files import TextFile
-from ffmem.corpus.sources import Source, pieces_of
+from ffmem.corpus.sources import Source, stretches_of
 from ffmem.errors import CorpusError
 
 SENTENCE_BITS = 27
@@ -38,12 +38,12 @@ class Part:
     """The position, in the part's first source, of the article that is open where the part begins; None without one, or
     where nobody has looked."""
 
-    def share_read(self, number: int, share: float | None) -> float | None:
-        """The share of the corpus read once `share` of the part's range `number` is; None where sizes are not known."""
+    def share_read(self, nth: int, share: float | None) -> float | None:
+        """The share of the corpus that has been read, with this share of the part's range number `nth`."""
         if self.share is None or share is None:
             return None
         begin, end = self.share
-        return begin + (number + share) / max(1, len(self.ranges)) * (end - begin)
+        return begin + (nth + share) / max(1, len(self.ranges)) * (end - begin)
 
 
 def cut_parts(sources: Sequence[Source], size: int) -> list[Part]:
@@ -54,7 +54,7 @@ def cut_parts(sources: Sequence[Source], size: int) -> list[Part]:
     groups: list[list[Range]] = []
     sizes: list[int | None] = []
     for number, source in enumerate(sources):
-        for begin, end, more in pieces_of(source, size):
+        for begin, end, more in stretches_of(source, size):
             known = sizes[-1] if sizes else None
             if more is None or known is None or known + more > size:
                 groups.append([Range(number, begin, end)])

@@ -150,7 +150,7 @@ def assemble(
     progress = since
     before = Progress()  # what was read and left out before the chunk
     pieces: list[tuple[Sentences, Int[np.ndarray, " _"]]] = []
-    current, article = 0, part.article
+    nth, article = 0, part.article
     fraction: float | None = None
 
     def shard(*, last: bool, full: bool = False) -> Shard:
@@ -160,14 +160,14 @@ def assemble(
 
     for placed in chunks:
         chunk, records = placed.chunk, placed.chunk.records
-        if placed.range != current:  # an article ends with its file
-            current, article = placed.range, None
+        if placed.range != nth:  # an article ends with its file
+            nth, article = placed.range, None
         positions = records.positions
         if article is not None:
             positions = np.append(np.full(records.untitled, article), positions[records.untitled :])
         article = article if records.article is None else records.article
-        documents = (part.ranges[current].source << POSITION_BITS) + positions if part.ranges else positions
-        fraction = part.share_read(current, records.share)
+        documents = (part.ranges[nth].source << POSITION_BITS) + positions if part.ranges else positions
+        fraction = part.share_read(nth, records.share)
         at = 0
         while at < len(chunk) and (last_done is None or number < last_done):
             size = min(shard_tokens, FIRST << min(part.number + number, 60))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ffmem.corpus.files import PACKED, POCKET, JsonLines, Pocket, TextFile, special
 from ffmem.corpus.parquet import ParquetFile
-from ffmem.corpus.record import MAX_RECORD, Piece, Record, Rows, field_of, in_chunks
+from ffmem.corpus.record import MAX_RECORD, Record, Rows, Stretch, field_of, in_chunks
 from ffmem.errors import CorpusError
 from ffmem.text import visible
 
@@ -28,7 +28,7 @@ LOOKED_AT = 64
 class Source(Protocol):
     """Something that gives records of text.
 
-    One that also has `pieces(size)` and `chunks(begin, end)`, as all of ours have, can be read from the middle.
+    One that also has `stretches(size)` and `chunks(begin, end)`, as all of ours have, can be read from the middle.
     """
 
     @property
@@ -62,9 +62,9 @@ class Chunk(Protocol):
         ...
 
 
-def pieces_of(source: Source, size: int) -> list[Piece]:
+def stretches_of(source: Source, size: int) -> list[Stretch]:
     """The stretches of about `size` bytes that a source can be read in; a single one where it only gives its records."""
-    found: list[Piece] = source.pieces(size) if hasattr(source, "pieces") else [(0, None, source.size())]
+    found: list[Stretch] = source.stretches(size) if hasattr(source, "stretches") else [(0, None, source.size())]
     return found
 
 
@@ -141,7 +141,7 @@ class Dataset:
         """None, since a streamed dataset does not say how much of it has been read."""
         return None
 
-    def pieces(self, size: int) -> list[Piece]:
+    def stretches(self, size: int) -> list[Stretch]:
         """The files of the dataset, in at most `PIECES` stretches; their sizes are not known."""
         files = self._loaded.num_shards
         step = -(-files // PIECES)
@@ -212,8 +212,8 @@ class Texts:
         """The share of the iterable that `records` has read; None where its length is not known."""
         return self.read / max(1, len(self.texts)) if self.is_sequence else None  # type: ignore[arg-type]
 
-    def pieces(self, size: int) -> list[Piece]:
-        """Stretches of items with about `size` bytes of text, estimated from some of them; an iterator is one stretch."""
+    def stretches(self, size: int) -> list[Stretch]:
+        """Stretches of items that have about `size` bytes of text, judged by some of them; an iterator is a single one."""
         if not self.is_sequence:
             return [(0, None, None)]
         texts: Sequence[Any] = self.texts  # type: ignore[assignment]

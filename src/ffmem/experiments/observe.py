@@ -32,13 +32,12 @@ class Seen:
     model: MemoryModel
     numbers: list[int]
     """The numbers of the examples that were in the batch."""
-    places: LayerTensors
+    tensors: LayerTensors
     _tops: dict[tuple[str, int, bool], Int[np.ndarray, " n"]] = field(default_factory=dict)
 
     def vectors(self, name: str, layer: int, *, norm: bool) -> Float[Tensor, "n d"]:
-        """The vectors r, y or o of a layer (from 1); with `norm`, in a post-norm block, they go through the block's own
-        norm first."""
-        found = getattr(self.places, name)[layer - 1]
+        """r, y or o of a layer (from 1); to be normed, in a post-norm block, they go through the block's own norm first."""
+        found = getattr(self.tensors, name)[layer - 1]
         return self.model.after_post_norm(found, layer) if norm else found
 
     @cached_property

@@ -129,7 +129,7 @@ def layers_of(results: Iterable[Result]) -> int:
     return max((row["layer"] for result in results for row in result.rows if "layer" in row), default=1)
 
 
-Span = tuple[int | float | None, int | float | None]
+Ends = tuple[int | float | None, int | float | None]
 Rows = Callable[[Result], Sequence[Mapping[str, Any]]]
 
 
@@ -154,29 +154,29 @@ def curve_of(
     Its interval is that over the result's resamples, where these hold the column, or the column's own quartiles.
     """
     found = [] if result is None else [row for row in rows(result) if row.get(column) is not None]
-    spans: dict[int, Span] = {}
+    ends: dict[int, Ends] = {}
     if spread == QUARTILES:
         low, high = (column.replace("_median", quartile) for quartile in ("_q1", "_q3"))
-        spans = {row["layer"]: (row.get(low), row.get(high)) for row in found}
+        ends = {row["layer"]: (row.get(low), row.get(high)) for row in found}
     elif found and "low" in found[0]:  # the experiment has counted them already
-        spans = {row["layer"]: (row["low"], row["high"]) for row in found}
+        ends = {row["layer"]: (row["low"], row["high"]) for row in found}
     elif result is not None and spread:
-        spans = _spans(result, column, rows)
+        ends = _ends(result, column, rows)
     points = [
-        Point(layer, axis.x(layer, axis.layers), row[column], *spans.get(layer, (None, None)))
+        Point(layer, axis.x(layer, axis.layers), row[column], *ends.get(layer, (None, None)))
         for layer, row in ((row["layer"], row) for row in found)
     ]
     return Curve(name, points, colour=colour or COLOURS.get(name, COLOURS[HERE]), interval=spread, **more)
 
 
-def _spans(result: Result, column: str, rows: Rows) -> dict[int, Span]:
+def _ends(result: Result, column: str, rows: Rows) -> dict[int, Ends]:
     """The 95% interval of a column in every layer, over the resamples that hold it."""
     drawn: dict[int, list[int | float | None]] = {}
     for draw in result.draws:
         for row in rows(draw):
             drawn.setdefault(row["layer"], []).append(row.get(column))
     ends = {layer: interval(values) for layer, values in drawn.items()}
-    return {layer: span for layer, span in ends.items() if span is not None}
+    return {layer: both for layer, both in ends.items() if both is not None}
 
 
 def random_curve(

@@ -90,9 +90,8 @@ class Coefficients:
         return found
 
     @cached_property
-    def blocks(self) -> list[Float[Tensor, "rows columns cells"]]:
-        """Every token's coefficients in two blocks: the columns that all sentences have, then the other tokens in one
-        column."""
+    def unpadded(self) -> list[Float[Tensor, "rows columns cells"]]:
+        """Every token's coefficients: the columns that all sentences have, then all other tokens in one column."""
         found = [self.m[:, : self.batch.shortest]]
         if self.batch.shortest < self.m.shape[1]:
             row, column = self.batch.tail

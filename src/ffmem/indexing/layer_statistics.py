@@ -110,8 +110,8 @@ class LayerStatistics:
             if not (fused and one.in_kernel):
                 one.add(found)
         if every == 1:
-            for block in found.blocks:
-                self._measure(block.flatten(0, 1))
+            for m in found.unpadded:
+                self._measure(m.flatten(0, 1))
         elif found.m.device.type == "cpu":
             self._measure(found.sample(every))
         else:

@@ -79,10 +79,10 @@ class Firings(Statistic):
         self.active = torch.zeros(cells, dtype=torch.int64, device=device)
 
     def add(self, found: Coefficients) -> None:
-        for block in found.blocks:
-            for part in block.split(BYTE, dim=1):
+        for m in found.unpadded:
+            for columns in m.split(BYTE, dim=1):
                 # Bytes are summed first: summing booleans as integers is ten times slower.
-                fired = (part > 0).view(torch.uint8).sum(1, dtype=torch.uint8)
+                fired = (columns > 0).view(torch.uint8).sum(1, dtype=torch.uint8)
                 self.active += fired.sum(0, dtype=torch.int64)
 
     def columns(self, measured: int) -> list[pa.Array]:

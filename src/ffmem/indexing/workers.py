@@ -56,7 +56,7 @@ class Workers:
         """For each worker that was lost, a line on what it was doing and why it ended."""
         self._last_answer = time.monotonic()
         self._waiting: dict[Any, tuple[_Member, str]] = {}
-        """The calls that are not answered yet, each with its worker and the name of the method."""
+        """Calls that are not answered yet: of whom, and which."""
         needs = {f"num_{what.lower()}s": count for what, count in capacity.needs.items()}
         # Two calls at a time: one that works, and one that tells how far it has come.
         options = {"max_concurrency": 2, "max_restarts": RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}

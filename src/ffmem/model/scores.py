@@ -15,7 +15,7 @@ CHUNK_ELEMENTS = 1 << 23
 """How many scores are held at a time on a CPU: 32 MB in float32, about what its cache holds."""
 GPU_CHUNK_ELEMENTS = 1 << 28
 """How many scores are held at a time on a GPU: 1 GB, and as much again while their normaliser is computed."""
-BLOCK = 32
+BUCKET = 32
 """How many scores are first reduced to their largest one in a search for the k largest."""
 CEILING_ERROR = 1e-3
 """By how much rounding may lift a log-probability above its piece's ceiling, orders of magnitude more than it does."""
@@ -144,16 +144,17 @@ def first(x: Float[Tensor, "n size"], k: int, largest: bool) -> tuple[Float[Tens
 def _topk(x: Float[Tensor, "n size"], k: int, largest: bool) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
     """The k largest (or smallest) numbers of each row and their columns; which of those that equal the k-th is chance.
 
-    A GPU's topk reads a row many times. So it is given the largest number of every block of 32 first, and then only the k
-    blocks whose largest are the largest: they hold the k largest numbers of the row.
+    A GPU's topk reads a row many times. So it is given the largest number of every bucket of 32 first, and then only the k
+    buckets whose largest are the largest: they hold the k largest numbers of the row.
     """
-    blocks = x.shape[1] // BLOCK
-    if blocks <= 2 * k:
+    buckets = x.shape[1] // BUCKET
+    if buckets <= 2 * k:
         return x.topk(k, largest=largest)
-    whole = x[:, : blocks * BLOCK].unflatten(1, (BLOCK, blocks))  # a block is every blocks-th number: reads are coalesced
+    # A bucket is every so-many-th number: reads are coalesced.
+    whole = x[:, : buckets * BUCKET].unflatten(1, (BUCKET, buckets))
     best = whole.amax(1) if largest else whole.amin(1)
-    near = best.topk(k, largest=largest, sorted=False).indices[:, None].expand(-1, BLOCK, -1)
-    start = blocks * torch.arange(BLOCK, device=x.device)[:, None]
-    rest = torch.arange(blocks * BLOCK, x.shape[1], device=x.device).expand(len(x), -1)
-    found = torch.cat([whole.gather(2, near).flatten(1), x[:, blocks * BLOCK :]], 1).topk(k, largest=largest)
+    near = best.topk(k, largest=largest, sorted=False).indices[:, None].expand(-1, BUCKET, -1)
+    start = buckets * torch.arange(BUCKET, device=x.device)[:, None]
+    rest = torch.arange(buckets * BUCKET, x.shape[1], device=x.device).expand(len(x), -1)
+    found = torch.cat([whole.gather(2, near).flatten(1), x[:, buckets * BUCKET :]], 1).topk(k, largest=largest)
     return found.values, torch.cat([(near + start).flatten(1), rest], 1).gather(1, found.indices)

@@ -50,7 +50,7 @@ class Activity:
     def see(self, seen: Seen) -> None:
         """Note, for a batch of examples, the shares of each layer's cells."""
         for layer in range(1, self.layers + 1):
-            m = seen.places.m[layer - 1]
+            m = seen.tensors.m[layer - 1]
             self.active[layer - 1, seen.numbers] = (m > 0).float().mean(1).cpu().numpy()
             self.zeros[layer - 1, seen.numbers] = (m == 0).double().mean(1).cpu().numpy()
             self.mass[layer - 1, seen.numbers] = carriers(m.float().abs() * self.sizes[layer - 1].to(m.device)).cpu().numpy()

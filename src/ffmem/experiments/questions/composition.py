@@ -67,7 +67,7 @@ class Composition:
     def see(self, seen: Seen) -> None:
         """Note, for a batch of examples, in which layers some cell predicts what the layer's output predicts."""
         for layer in range(1, self.layers + 1):
-            m = seen.places.m[layer - 1].float().cpu().numpy()
+            m = seen.tensors.m[layer - 1].float().cpu().numpy()
             y = seen.top("y", layer, norm=self.norm)
             o = seen.top("o", layer, norm=self.norm)
             self.targets[layer - 1, seen.numbers] = y
