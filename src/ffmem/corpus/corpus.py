@@ -153,7 +153,7 @@ class Corpus:
                     yield chunk
                 waiting.append((part, None))
 
-        def ended() -> Iterator[tuple[Part, PlacedChunk | None]]:
+        def ended() -> Iterator[tuple[Part, RangeChunk | None]]:
             while waiting and waiting[0][1] is None:
                 yield waiting.popleft()[0], None
 
@@ -161,7 +161,7 @@ class Corpus:
             yield from ended()
             part, nth = waiting.popleft()
             assert nth is not None
-            yield part, PlacedChunk(nth, chunk)
+            yield part, RangeChunk(nth, chunk)
         yield from ended()
 
     def _mapped(self, chunks: Iterator[Chunk | Records]) -> Iterator[TokenizedChunk]:
@@ -291,7 +291,7 @@ class Corpus:
             counts.append(0)
             for nth, chunk in self._chunks(part):
                 counts[-1] += look_at(chunk, plain=False).found
-                told(part.share_read(nth, chunk.share), f"{sum(counts):,} records")
+                report(part.share_read(nth, chunk.share), f"{sum(counts):,} records")
         return counts
 
     def shows_marks(self) -> bool:

@@ -23,7 +23,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Stretch = tuple[int, int | None, int | None]
-"""Where a stretch of a source begins and ends, in the source's own unit, and its bytes of text, where these are known."""
+"""The beginning and the end of a stretch of a source, in the source's own unit, and its bytes of text (None if unknown)."""
 Record = tuple[int, str | None]
 """The position of a record in its source, in the source's own unit, and its text; None in place of a text says that an
 article begins there."""

@@ -98,7 +98,7 @@ def _unreachable(address: str, error: Exception) -> str:
 
 
 class Capacity:
-    """What a worker needs of a cluster whose machines Ray gives out, and how many workers there is room for."""
+    """The resources that one worker needs of a Ray cluster, and the number of workers that the cluster can hold."""
 
     def __init__(self, ray: Any, device: str, workers: int | None = None, *, spread: bool = False) -> None:
         if device.startswith("cuda:"):
@@ -124,7 +124,7 @@ class Capacity:
         return next((share for share in shares if sum(found // share for found in gpus) >= (workers or 1)), 1)
 
     def workers(self) -> int:
-        """How many workers there is room for: one a GPU or a share of them, or one a machine where there are none."""
+        """The number of workers that the cluster can hold: one a GPU or share of GPUs, or one a machine without GPUs."""
         if "GPU" in self.needs:
             return max(1, sum(int(node.get("GPU", 0)) // self.needs["GPU"] for node in self.nodes()))
         return max(1, sum(node.get("CPU", 0) >= 1 for node in self.nodes()))
