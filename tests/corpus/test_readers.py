@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ffmem.corpus import readers, record
 from ffmem.corpus.files import TextFile
-from ffmem.corpus.readers import CAN_FORK, Readers, get_ready, shared
+from ffmem.corpus.readers import CAN_FORK, Readers, getting_ready, shared
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import CorpusError
 from tests.tiny import some_text
@@ -115,15 +116,23 @@ def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, good)
 
 
 def test_processes_that_are_ready_have_todays_environment(monkeypatch):
-    get_ready(2)
-    (ready,) = readers._ready
-    monkeypatch.setenv("FFMEM_TEST_WORD", "the king")
-    made = Readers(environment, "FFMEM_TEST_WORD", 2)
-    assert made.processes is ready
-    assert not readers._ready
+    with getting_ready(2):
+        (ready,) = readers._ready
+        monkeypatch.setenv("FFMEM_TEST_WORD", "the king")
+        made = Readers(environment, "FFMEM_TEST_WORD", 2)
+        assert made.processes is ready
+        assert not readers._ready
     for _ in range(2):
         assert list(made.map(NUMBERS)) == ["the king"] * 40, "they stay for more"
     made.close()
+
+
+def test_processes_that_were_ready_for_nothing_are_ended():
+    with getting_ready(2):
+        (ready,) = readers._ready
+        assert len(group(ready)) == 1
+    assert not readers._ready
+    assert not group(ready)
 
 
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
@@ -233,8 +242,7 @@ def test_a_corpus_that_nobody_has_any_more_ends_its_processes(corpus_of, text):
     assert len(group(processes)) == 2
     del processes, corpus
     gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(pid, 0)
+    assert_ends(SimpleNamespace(pid=pid))
 
 
 SCRIPT = """
