@@ -268,6 +268,12 @@ def test_text_behind_a_finished_last_shard_is_noticed(corpus_of):
         list(shards_of(corpus_of([*texts, river(4)], shard_tokens=3), spans(shards[1:])))
 
 
+def test_text_in_a_part_that_was_finished_without_any_is_noticed(corpus_of):
+    (empty,) = shards_of(corpus_of([" "]))
+    with pytest.raises(CorpusError, match="the corpus has changed"):
+        list(shards_of(corpus_of([" ", "river"]), {0: empty.span}))
+
+
 def test_an_error_in_a_source_reaches_the_reader_behind_the_shards_before_it(corpus_of, monkeypatch):
     monkeypatch.setattr(record, "CHUNK", 1)
 

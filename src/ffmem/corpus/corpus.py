@@ -245,8 +245,10 @@ class Corpus:
         self, part: Part, done: Mapping[int, Span], stopped: threading.Event | None = None
     ) -> Iterator[tuple[int, Records]]:
         """The records of a part; where finished shards end, their text must be what it was."""
-        spans = sorted((span for span in done.values() if span.after.records), key=lambda span: span.after.records)
-        read, ended = Progress(), None
+        spans = sorted(done.values(), key=lambda span: span.after.records)
+        ended = next((span for span in spans if span.last and not span.full and not span.after.records), None)
+        spans = [span for span in spans if span.after.records]
+        read = Progress()
         for place, records in self._records(part, stopped):
             while spans and (at := spans[0].after.records - read.records) <= records.count:
                 span = spans.pop(0)
