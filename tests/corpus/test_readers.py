@@ -177,7 +177,7 @@ def test_processes_give_the_shards_that_a_thread_gives(corpus_of, text, unit, li
     assert corpus._readers is not None
     assert all((64, 1) in shard._planned for shard in found)
     assert table(found) == expected
-    one_by_one = [shard for part in corpus.parts() for shard in corpus.shards_ahead(part)]
+    one_by_one = [shard for part in corpus.parts() for shard in corpus.stream([part])]
     assert limit_tokens or table(one_by_one) == expected
     corpus.close()
 
