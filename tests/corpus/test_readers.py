@@ -82,6 +82,28 @@ def test_a_process_that_was_ended_is_an_error_and_not_a_wait():
         list(shared(gone, 2, NUMBERS, workers=2))
 
 
+def test_processes_that_are_gone_can_be_closed():
+    """As where SIGCHLD is ignored, which a child inherits: the system forgets at once what was not waited for."""
+    made = Readers(doubled, 1, 2)
+    assert list(made.map(NUMBERS)) == list(range(40))
+    os.killpg(made.processes.pid, signal.SIGKILL)
+    os.waitpid(made.processes.pid, 0)
+    assert_ends(made.processes)
+    deadline = time.monotonic() + 20
+    while is_group(made.processes.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    made.close()
+    assert made.is_closed
+
+
+def is_group(pid):
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_items_and_results_may_be_larger_than_a_pipe():
     items = [bytes([number]) * 2_000_000 for number in range(10)]
     assert [one[:2] for one in shared(large, 3_000_000, items, workers=2)] == [item[:2] for item in items]
