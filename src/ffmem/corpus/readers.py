@@ -19,7 +19,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe
@@ -71,7 +71,8 @@ class _Processes:
 def _end(process: subprocess.Popen[bytes], pipes: list[Connection[Any, Any]]) -> None:
     for pipe in pipes:
         pipe.close()
-    os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so its number is its own
+    with suppress(ProcessLookupError):  # where SIGCHLD is ignored, the system forgets those that are gone
+        os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so its number is its own
     process.wait()
 
 
