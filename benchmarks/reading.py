@@ -20,7 +20,7 @@ from typing import Any
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.files import Pocket
-from ffmem.corpus.readers import cores, get_ready
+from ffmem.corpus.readers import cores, getting_ready
 from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_sources
 from ffmem.corpus.tokens import Encoder
@@ -51,7 +51,6 @@ def loop(seconds: float) -> float:
 
 def measure(text: Path, tokenizer: Any, readers: int, tokens: int, *, ready: bool) -> dict[str, Any]:
     if ready:
-        get_ready(readers)
         time.sleep(3)  # while a model would be loaded
     corpus = Corpus(open_sources(text), Encoder(tokenizer, 1023), Unit("sentence"), "en", SHARD, tokens, workers=readers)
     alone, turns, stopped = loop(0.5), [], threading.Event()
@@ -100,7 +99,9 @@ def main() -> None:
             text.write_bytes(Pocket().path.read_bytes() * (1 + options.tokens // 80_000))
         for readers in options.readers:
             for ready in (False, True)[: 1 + (readers > 1)]:
-                print(json.dumps(measure(text, tokenizer, readers, options.tokens, ready=ready)), flush=True)
+                with getting_ready(readers if ready else 1):
+                    found = measure(text, tokenizer, readers, options.tokens, ready=ready)
+                print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

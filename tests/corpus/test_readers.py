@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ffmem.corpus import readers, record
 from ffmem.corpus.files import TextFile
-from ffmem.corpus.readers import CAN_FORK, Readers, get_ready, shared
+from ffmem.corpus.readers import CAN_FORK, Readers, getting_ready, shared
 from ffmem.corpus.tokens import Encoder
 from ffmem.errors import CorpusError
 from tests.tiny import some_text
@@ -81,6 +82,28 @@ def test_a_process_that_was_ended_is_an_error_and_not_a_wait():
         list(shared(gone, 2, NUMBERS, workers=2))
 
 
+def test_processes_that_are_gone_can_be_closed():
+    """As where SIGCHLD is ignored, which a child inherits: the system forgets at once what was not waited for."""
+    made = Readers(doubled, 1, 2)
+    assert list(made.map(NUMBERS)) == list(range(40))
+    os.killpg(made.processes.pid, signal.SIGKILL)
+    os.waitpid(made.processes.pid, 0)
+    assert_ends(made.processes)
+    deadline = time.monotonic() + 20
+    while is_group(made.processes.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    made.close()
+    assert made.is_closed
+
+
+def is_group(pid):
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_items_and_results_may_be_larger_than_a_pipe():
     items = [bytes([number]) * 2_000_000 for number in range(10)]
     assert [one[:2] for one in shared(large, 3_000_000, items, workers=2)] == [item[:2] for item in items]
@@ -115,15 +138,23 @@ def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, good)
 
 
 def test_processes_that_are_ready_have_todays_environment(monkeypatch):
-    get_ready(2)
-    (ready,) = readers._ready
-    monkeypatch.setenv("FFMEM_TEST_WORD", "the king")
-    made = Readers(environment, "FFMEM_TEST_WORD", 2)
-    assert made.processes is ready
-    assert not readers._ready
+    with getting_ready(2):
+        (ready,) = readers._ready
+        monkeypatch.setenv("FFMEM_TEST_WORD", "the king")
+        made = Readers(environment, "FFMEM_TEST_WORD", 2)
+        assert made.processes is ready
+        assert not readers._ready
     for _ in range(2):
         assert list(made.map(NUMBERS)) == ["the king"] * 40, "they stay for more"
     made.close()
+
+
+def test_processes_that_were_ready_for_nothing_are_ended():
+    with getting_ready(2):
+        (ready,) = readers._ready
+        assert len(group(ready)) == 1
+    assert not readers._ready
+    assert not group(ready)
 
 
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
@@ -168,7 +199,7 @@ def test_processes_give_the_shards_that_a_thread_gives(corpus_of, text, unit, li
     assert corpus._readers is not None
     assert all((64, 1) in shard._planned for shard in found)
     assert table(found) == expected
-    one_by_one = [shard for part in corpus.parts() for shard in corpus.shards_ahead(part)]
+    one_by_one = [shard for part in corpus.parts() for shard in corpus.stream([part])]
     assert limit_tokens or table(one_by_one) == expected
     corpus.close()
 
@@ -233,8 +264,7 @@ def test_a_corpus_that_nobody_has_any_more_ends_its_processes(corpus_of, text):
     assert len(group(processes)) == 2
     del processes, corpus
     gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(pid, 0)
+    assert_ends(SimpleNamespace(pid=pid))
 
 
 SCRIPT = """

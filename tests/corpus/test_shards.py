@@ -165,11 +165,12 @@ def test_resuming_behind_any_shards_gives_exactly_those_that_remain(corpus_of, l
         ([], True),
     ],
 )
-@pytest.mark.parametrize("way", ["shards", "shards_ahead"])
-def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, noticed, way):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_change_in_what_was_read_is_noticed_on_resume(corpus_of, texts, noticed, ahead):
     done = spans([next(shards_of(corpus_of(["one", "two", "three"], shard_tokens=2)))])
     corpus = corpus_of(texts, shard_tokens=2)
-    resumed = getattr(corpus, way)(corpus.parts()[0], done)
+    part = corpus.parts()[0]
+    resumed = corpus.stream([part], {0: done}) if ahead else corpus.shards(part, done)
     if noticed:
         with pytest.raises(CorpusError, match=r"the corpus has changed .*first 2 records"):
             list(resumed)
@@ -266,6 +267,12 @@ def test_text_behind_a_finished_last_shard_is_noticed(corpus_of):
     shards = list(shards_of(corpus_of(texts, shard_tokens=3)))
     with pytest.raises(CorpusError, match="the corpus has changed"):
         list(shards_of(corpus_of([*texts, river(4)], shard_tokens=3), spans(shards[1:])))
+
+
+def test_text_in_a_part_that_was_finished_without_any_is_noticed(corpus_of):
+    (empty,) = shards_of(corpus_of([" "]))
+    with pytest.raises(CorpusError, match="the corpus has changed"):
+        list(shards_of(corpus_of([" ", "river"]), {0: empty.span}))
 
 
 def test_an_error_in_a_source_reaches_the_reader_behind_the_shards_before_it(corpus_of, monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ffmem import build_index
+from ffmem.corpus.parts import cut_parts
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.experiments.examples import sample_examples
 from tests.tiny import some_sentences
@@ -59,6 +60,16 @@ def test_drawing_shard_by_shard_gives_what_drawing_at_once_gives(made, monkeypat
     monkeypatch.setattr("ffmem.corpus.shards.FIRST", 40)
     monkeypatch.setattr("ffmem.corpus.record.CHUNK", 60)
     assert [example.text for example in drawn(model, index, text, count=15).examples] == whole
+
+
+def test_progress_counts_the_sentences_of_all_parts(made, monkeypatch):
+    model, index, _ = made("gpt2")
+    notes = []
+    monkeypatch.setattr("ffmem.progress.Reporter.update", lambda _, share, note: notes.append(note))
+    monkeypatch.setattr("ffmem.corpus.corpus.cut_parts", lambda sources, _: cut_parts(sources, 100))
+    drawn(model, index, some_sentences(30, seed=2), count=5)
+    assert len(notes) > 5
+    assert notes[-1] == "30 sentences read"
 
 
 def test_lengths_of_prefixes_are_spread_over_the_sentence(made, tmp_path):

@@ -220,6 +220,16 @@ def test_coefficients_that_are_not_finite_are_refused_with_the_layer(tokenizer, 
         build_index(loaded, ["the king ."], out=tmp_path / "run", quiet=True)
 
 
+def test_what_is_not_finite_is_told_by_its_part_and_its_number_there(tokenizer, tmp_path):
+    model = tiny_model("gpt2")
+    loaded = load_model(model, tokenizer=tokenizer)
+    with torch.no_grad():
+        model.transformer.wte.weight[tokenizer.convert_tokens_to_ids("war")] = torch.inf
+    sentences = ["the king ."] * 18 + ["the war ."]
+    with pytest.raises(ModelError, match=r"\(in sentence 0 of part 2 of the corpus or one of those read with it\)"):
+        build_index(loaded, sentences, out=tmp_path / "run", shard_tokens=20, quiet=True)
+
+
 def test_building_leaves_the_model_untouched(gpt2, tmp_path):
     before = gpt2.logits(torch.tensor([[1, 2, 3]])).clone()
     build_index(gpt2, ["the king ."], out=tmp_path / "run", quiet=True)

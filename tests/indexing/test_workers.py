@@ -137,6 +137,16 @@ def test_a_part_that_is_read_again_reads_nothing_that_is_kept(gpt2, long_text, s
     assert not checkpoint.coverage(folder)["0"] & elsewhere
 
 
+def test_a_worker_looks_at_no_state_that_another_may_be_replacing(gpt2, stopped):
+    folder = RunFolder(stopped)
+    path = stopped / "work" / "state-1.safetensors"
+    path.write_bytes((stopped / "work" / "state-3.safetensors").read_bytes()[:50])  # as where a header has grown meanwhile
+    workers = [Worker(gpt2, folder, folder.manifest(), name) for name in ("0", "3")]
+    assert [len(worker.covered) for worker in workers] == [0, 3]
+    for worker in workers:
+        worker.close()
+
+
 def test_a_state_that_grew_meanwhile_is_not_read_twice(gpt2, long_text, stopped, monkeypatch):
     coverage = checkpoint.coverage
     monkeypatch.setattr(checkpoint, "coverage", lambda folder: {name: {(0, 0)} for name in coverage(folder)})

@@ -188,6 +188,15 @@ def test_a_limit_draws_from_the_whole_text_and_not_its_beginning(tokenizer):
     assert min(places) < 0.3 * len(order)
 
 
+def test_progress_counts_the_tokens_of_all_parts(tokenizer, monkeypatch):
+    model = load_model(tiny_model("gpt2-relu"), tokenizer=tokenizer)
+    notes = []
+    monkeypatch.setattr("ffmem.progress.Reporter.update", lambda _, share, note: notes.append(note))
+    corpus = Corpus(open_sources(["the king ."] * 200), Encoder(tokenizer, 63), Unit.parse("line"), "en", 100)
+    gather(model, corpus, {Cell(2, 9): 0.0}, bos=model.bos, limit=5, seed=0)
+    assert notes[-1] == "600 tokens read"
+
+
 def test_the_run_of_a_gated_model_gives_thresholds_above_zero_and_rows_of_both_groups(llama, tmp_path):
     texts = some_sentences(150, seed=1)
     index = build_index(llama, texts, out=tmp_path / "run", top=2, unit="line", quiet=True)

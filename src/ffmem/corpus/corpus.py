@@ -35,7 +35,7 @@ BYTES_A_TOKEN = 4
 class Corpus:
     """A corpus and how it is cut: everything that parts and shards depend on.
 
-    Reading costs nothing beside the text: `shards` does it in this thread, `shards_ahead` in another one, and with several
+    Reading costs nothing beside the text: `shards` does it in this thread, `stream` in another one, and with several
     `workers` processes segment and tokenize, with the same result.
     """
 
@@ -81,16 +81,6 @@ class Corpus:
         """
         yield from self._shards([part], {part.number: done or {}}, room, stopped or threading.Event())
 
-    def shards_ahead(
-        self,
-        part: Part,
-        done: Mapping[int, Span] | None = None,
-        planned: tuple[int, int] | None = None,
-        room: int | None = None,
-    ) -> Generator[Shard, None, None]:
-        """The same shards, read a little ahead, with their batches planned for what `Shard.planned` takes."""
-        return self.stream([part], {part.number: done or {}}, planned, room)
-
     def stream(
         self,
         parts: Iterable[Part] | None = None,
@@ -98,7 +88,8 @@ class Corpus:
         planned: tuple[int, int] | None = None,
         room: int | None = None,
     ) -> Generator[Shard, None, None]:
-        """The shards of several parts, by default all, read ahead as `shards_ahead` does, without a gap between parts.
+        """The shards of several parts, by default all, read a little ahead, without a gap between parts, with their batches
+        planned for what `Shard.planned` takes.
 
         `parts` may be an iterator; a thread asks it for a part before the shards of those before are read, so it must not
         wait for these. `done` are finished shards by part and number. All these parts together have at most `room` tokens,
@@ -246,8 +237,10 @@ class Corpus:
         self, part: Part, done: Mapping[int, Span], stopped: threading.Event | None = None
     ) -> Iterator[tuple[int, Records]]:
         """The records of a part; where finished shards end, their text must be what it was."""
-        spans = sorted((span for span in done.values() if span.after.records), key=lambda span: span.after.records)
-        read, ended = Progress(), None
+        spans = sorted(done.values(), key=lambda span: span.after.records)
+        ended = next((span for span in spans if span.last and not span.full and not span.after.records), None)
+        spans = [span for span in spans if span.after.records]
+        read = Progress()
         for nth, records in self._records(part, stopped):
             while spans and (at := spans[0].after.records - read.records) <= records.count:
                 span = spans.pop(0)

@@ -19,6 +19,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe
@@ -70,14 +71,26 @@ class _Processes:
 def _end(process: subprocess.Popen[bytes], pipes: list[Connection[Any, Any]]) -> None:
     for pipe in pipes:
         pipe.close()
-    os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so its number is its own
+    with suppress(ProcessLookupError):  # where SIGCHLD is ignored, the system forgets those that are gone
+        os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so its number is its own
     process.wait()
 
 
-def get_ready(count: int) -> None:
-    """Start processes that the next `Readers` of as many will find ready, having imported what they need."""
-    if CAN_FORK and count > 1:
-        _ready.append(_Processes(count))
+@contextmanager
+def getting_ready(count: int) -> Iterator[None]:
+    """Processes that the first `Readers` of as many in the block find ready, having imported what they need; they are ended
+    with the block if nobody has taken them."""
+    if not CAN_FORK or count < 2:
+        yield
+        return
+    started = _Processes(count)
+    _ready.append(started)
+    try:
+        yield
+    finally:
+        if started in _ready:
+            _ready.remove(started)
+            started.end()
 
 
 class Readers:

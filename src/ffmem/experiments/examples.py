@@ -118,6 +118,7 @@ def _example(sentence: Sentence, chance: np.random.Generator) -> Example:
 def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) -> list[Sentence]:
     """The sentences with the smallest random numbers, in the order of the corpus, holding a shard at a time."""
     held: list[tuple[float, int, Sentence]] = []
+    read = 0
     with reporting("drawing examples", quiet=quiet) as reporter:
         for shard in corpus.stream():
             numbers = chance.random(len(shard.sentences))
@@ -125,7 +126,8 @@ def _draw(corpus: Corpus, count: int, chance: np.random.Generator, quiet: bool) 
             found = np.flatnonzero(numbers < limit).tolist()
             held += [(float(numbers[at]), shard.first + at, shard.sentences[at]) for at in found]
             held = sorted(held, key=lambda one: one[:2])[:count]
-            reporter.update(shard.fraction, f"{shard.after.sentences:,} sentences read")
+            read += len(shard.sentences)
+            reporter.update(shard.fraction, f"{read:,} sentences read")
     return [sentence for _, _, sentence in sorted(held, key=lambda one: one[1])]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.readers import cores, get_ready
+from ffmem.corpus.readers import cores, getting_ready
 from ffmem.corpus.record import MAX_RECORD
 from ffmem.corpus.sample import Sample
 from ffmem.corpus.sentences import Unit
@@ -107,10 +107,12 @@ def build_index(
     folder.check_own(overwrite=overwrite)  # before the model is loaded, which takes a while
     if (devices or address or workers not in (None, 1)) and not all(map(can_be_read_again, sources)):
         raise CorpusError("several workers read the text themselves: give files or a list, not an iterator")
-    with _several(model, load, workers, devices, address, quiet) as several, ThreadPoolExecutor(1) as beside:
+    with ExitStack() as stack:
+        several = stack.enter_context(_several(model, load, workers, devices, address, quiet))
+        beside = stack.enter_context(ThreadPoolExecutor(1))
         readers = max(1, cores() - 2)
         if not several and torch.cuda.is_available() and load.get("device") != "cpu":
-            get_ready(readers)  # they start while the model is loaded
+            stack.enter_context(getting_ready(readers))  # they start while the model is loaded
         loaded = None if several else load_model(model, **load)
         info = several.model_info() if several else ModelInfo.of(loaded, beside)  # type: ignore[arg-type]
         timing.mark("model")

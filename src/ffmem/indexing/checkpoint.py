@@ -210,6 +210,13 @@ def coverage(folder: RunFolder) -> dict[str, set[ShardId]]:
     return found
 
 
+def covered_by(folder: RunFolder, worker: str) -> set[ShardId]:
+    """The shards that one worker's state covers, none where it has none. Others' states are not looked at: they may just be
+    writing them anew."""
+    name = _state(worker)
+    return _covered(_facts(folder, name)) if folder.exists(name) else set()
+
+
 def kept(folder: RunFolder, only: Iterable[ShardId] | None = None) -> dict[ShardId, Kept]:
     """The finished shards, in order: those that a state covers and whose own files are there; of `only` these, if given."""
     shards = set().union(*coverage(folder).values()) if only is None else set(only)

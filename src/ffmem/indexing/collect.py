@@ -14,6 +14,7 @@ from torch import Tensor
 from ffmem.cells import SIGNS, Sign
 from ffmem.corpus.ahead import ahead
 from ffmem.corpus.batches import Batch
+from ffmem.corpus.parts import SENTENCE_BITS
 from ffmem.corpus.shards import Shard
 from ffmem.errors import ModelError
 from ffmem.indexing.coefficients import Coefficients, DeviceBatch, to_device
@@ -291,8 +292,9 @@ def read_again(model: MemoryModel, group: list[Batch], collectors: dict[int, Lay
 
 def not_finite(layer: int, dtype: torch.dtype, batches: list[Batch]) -> ModelError:
     """The error that says in which layer a coefficient is infinite or not a number, and in which sentences to look."""
-    first = min(int(batch.sentences.min()) for batch in batches)
+    part, first = divmod(min(int(batch.sentences.min()) for batch in batches), 1 << SENTENCE_BITS)
+    where = f"sentence {first} of part {part + 1} of the corpus" if part else f"sentence {first}"
     return ModelError(
-        f"layer {layer} gives coefficients that are not finite in {dtype} (in sentence {first} or one of those read with "
-        "it): try --dtype float32 or bfloat16"
+        f"layer {layer} gives coefficients that are not finite in {dtype} (in {where} or one of those read with it): "
+        "try --dtype float32 or bfloat16"
     )

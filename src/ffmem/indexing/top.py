@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +11,6 @@ from torch import Tensor
 from ffmem.indexing.coefficients import Coefficients
 from ffmem.run.manifest import Distinct
 
-DISTINCT: tuple[Distinct, ...] = get_args(Distinct)
 POSITION_BITS = 20
 """The lower bits of a place hold a position; the 43 above them, a sentence's number; the sign bit is never set."""
 EMPTY = torch.iinfo(torch.int64).max

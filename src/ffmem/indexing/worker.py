@@ -42,7 +42,7 @@ class Worker:
         self.threads = int(manifest.environment["threads"])
         self.encoder = Encoder(model.tokenizer, model.context)
         self.snapshot = checkpoint.Snapshot()
-        self.covered = sorted(checkpoint.coverage(folder).get(name, ()))
+        self.covered = sorted(checkpoint.covered_by(folder, name))
         """The shards whose triggers and counts are in the collectors."""
         self.collectors: dict[int, LayerCollector] = {}
         self._writer = ThreadPoolExecutor(1, "ffmem-checkpoint")

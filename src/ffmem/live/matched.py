@@ -132,6 +132,7 @@ def gather(
     found = [
         Gathered(cell, thresholds[cell], limit, np.random.default_rng([seed, 3, cell.layer, cell.index])) for cell in cells
     ]
+    tokens = 0
     with reporting("looking for prefixes", quiet=quiet) as reporter:
         for shard in corpus.stream():
             if not shard.sentences:
@@ -139,7 +140,8 @@ def gather(
             prefixes, coefficients = _read(model, shard, cells, bos)
             for one, own in zip(found, coefficients, strict=True):
                 one.add(prefixes, own)
-            reporter.update(shard.fraction, f"{shard.after.tokens:,} tokens read")
+            tokens += shard.tokens
+            reporter.update(shard.fraction, f"{tokens:,} tokens read")
     return found
 
 
