@@ -104,6 +104,7 @@ def python(folder, code, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_an_experiment_of_one_file_is_run_drawn_judged_and_known_to_be_of_the_run(package, gpt2_folder, text_file, tmp_path):
     from ffmem import build_index
 

@@ -13,7 +13,9 @@ from ffmem.model.discovery import discover
 from ffmem.model.loading import load_model
 from tests.tiny import UNKNOWN, VARIANTS, tiny_model
 
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+both_dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
 FOUND = {
     "cohere": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
     "olmo": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
