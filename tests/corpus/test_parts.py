@@ -172,6 +172,7 @@ def by_sentence(shards):
     return [(sentence.text, document) for shard in pairs for sentence, document in shard]
 
 
+@pytest.mark.slow
 @given(shard_tokens=st.integers(1, 30), part_shards=st.integers(1, 3), chunk=st.integers(1, 60), records=st.integers(0, 60))
 @settings(max_examples=25)
 def test_what_must_not_depend_on_the_cut_does_not(corpus_of, folder, shard_tokens, part_shards, chunk, records):

@@ -45,7 +45,10 @@ def test_an_unknown_architecture_is_found_by_shape(memories, recorded, variant, 
     [
         *((variant, torch.float32) for variant in VARIANTS if variant not in (PROJECTED, BANDED)),
         # In half precision, one of each way to add up a block.
-        *((variant, torch.bfloat16) for variant in ("gpt2", "gptj", "bloom", "falcon-new", "gemma2", "phi3", "olmo2")),
+        *(
+            pytest.param(variant, torch.bfloat16, marks=pytest.mark.slow)
+            for variant in ("gpt2", "gptj", "bloom", "falcon-new", "gemma2", "phi3", "olmo2")
+        ),
     ],
 )
 def test_a_known_variant_is_found_as_its_row_says(memories, recorded, ids, variant, dtype):
