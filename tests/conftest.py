@@ -88,9 +88,10 @@ SLOW_FIXTURES = {"cluster", "compiled", "server", "store"}
 
 
 def pytest_collection_modifyitems(items):
-    """Mark every test that asks for one of these as slow, in whatever file it is."""
+    """Mark every test that asks for one of these as slow, in whatever file it is; and those of a store's kind `s3`."""
     for item in items:
-        if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        kinds = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())) or any(kind == "s3" for kind in kinds):
             item.add_marker(pytest.mark.slow)
 
 

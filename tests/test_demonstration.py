@@ -26,6 +26,7 @@ def test_the_bundled_model_is_a_trained_model_of_the_papers_kind(wiki16):
     assert wiki16.tokenizer.decode([int(following)]) == "Oslo"
 
 
+@pytest.mark.slow
 def test_cells_worth_seeing_agree_with_their_triggers_each_in_another_layer(wiki16, tmp_path):
     index = ffmem.build_index(
         wiki16, "pocket:9/10", out=tmp_path / "run", top=10, layers=[10, 13], limit_tokens=12_000, stats="off", quiet=True

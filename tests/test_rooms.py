@@ -64,26 +64,28 @@ def test_a_room_imports_only_from_itself_and_rooms_above(path):
         assert room is None or room in above, f"{own} imports {name}"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import ffmem; ffmem.Cell.parse('L1D2'); ffmem.open_index; ffmem.export; ffmem.Dataset",
-        "import sys; sys.argv = ['ffmem', '--help']; from ffmem.cli.app import main\ntry: main()\nexcept SystemExit: pass",
-        "import sys; from ffmem.cli.app import main\ntry: main(['show', RUN, 'L1D0'])\nexcept SystemExit: pass",
-        "import sys; from ffmem.cli.app import main\ntry: main(['info', RUN])\nexcept SystemExit: pass",
-        "import sys; from ffmem.cli.app import main\ntry: main(['export', RUN, 'triggers'])\nexcept SystemExit: pass",
-        "import ffmem; ffmem.open_index(RUN)['L1D0']._repr_html_()",
-        "import sys; from ffmem.cli.app import main\ntry: main(['report', RUN])\nexcept SystemExit: pass",
-        "import sys; from ffmem.cli.app import main\ntry: main(['experiments', RUN, 'nonsense'])\nexcept SystemExit: pass",
-    ],
-)
-def test_importing_helping_and_reading_do_not_load_torch(code, gpt2, tmp_path):
+READING = [
+    "import ffmem; ffmem.Cell.parse('L1D2'); ffmem.open_index; ffmem.export; ffmem.Dataset",
+    "import sys; sys.argv = ['ffmem', '--help']; from ffmem.cli.app import main\ntry: main()\nexcept SystemExit: pass",
+    "import sys; from ffmem.cli.app import main\ntry: main(['show', RUN, 'L1D0'])\nexcept SystemExit: pass",
+    "import sys; from ffmem.cli.app import main\ntry: main(['info', RUN])\nexcept SystemExit: pass",
+    "import sys; from ffmem.cli.app import main\ntry: main(['export', RUN, 'triggers'])\nexcept SystemExit: pass",
+    "import ffmem; ffmem.open_index(RUN)['L1D0']._repr_html_()",
+    "import sys; from ffmem.cli.app import main\ntry: main(['report', RUN])\nexcept SystemExit: pass",
+    "import sys; from ffmem.cli.app import main\ntry: main(['experiments', RUN, 'nonsense'])\nexcept SystemExit: pass",
+]
+
+
+def test_importing_helping_and_reading_do_not_load_torch(gpt2, tmp_path):
     from ffmem import build_index, values
 
     build_index(gpt2, ["the king left ."], out=tmp_path / "run", quiet=True)
     values(tmp_path / "run", gpt2, quiet=True)
-    check = "\nimport sys\nassert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules), 'torch was loaded'"
-    code = f"RUN = {str(tmp_path / 'run')!r}\n{code}{check}"
+    steps = [f"RUN = {str(tmp_path / 'run')!r}"]  # one process for all, which is asked after every one of them
+    for code in READING:
+        steps += [code, "import sys", "loaded = {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"]
+        steps += [f"assert not loaded, (loaded, {code!r})"]
+    code = "\n".join(steps)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr

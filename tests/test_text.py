@@ -11,7 +11,9 @@ from ffmem.text import beginning, ending, padded, shown_token, visible, width
 
 
 def test_no_character_that_moves_a_cursor_or_turns_a_line_is_left():
-    shown = visible("".join(map(chr, range(sys.maxunicode + 1))))
+    characters = map(chr, range(sys.maxunicode + 1))
+    # A few of the million that are letters of large scripts, of private use, or not assigned at all.
+    shown = visible("".join(c for c in characters if category(c) not in {"Lo", "Co", "Cn"} or ord(c) % 89 == 0))
     assert shown.encode("utf-8")  # no half of a surrogate pair either
     assert not {category(char) for char in shown} & {"Cc", "Zl", "Zp", "Cs"}
     assert not set("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\u200b") & set(shown)

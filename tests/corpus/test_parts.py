@@ -172,9 +172,10 @@ def by_sentence(shards):
     return [(sentence.text, document) for shard in pairs for sentence, document in shard]
 
 
-@given(shard_tokens=st.integers(1, 30), part_shards=st.integers(1, 3), chunk=st.integers(1, 60))
+@pytest.mark.slow
+@given(shard_tokens=st.integers(1, 30), part_shards=st.integers(1, 3), chunk=st.integers(1, 60), records=st.integers(0, 60))
 @settings(max_examples=25)
-def test_what_must_not_depend_on_the_cut_does_not(corpus_of, folder, shard_tokens, part_shards, chunk):
+def test_what_must_not_depend_on_the_cut_does_not(corpus_of, folder, shard_tokens, part_shards, chunk, records):
     paths = [folder / name for name in ("one.txt", "two.txt", "three.txt.gz")]
     for path in paths:
         path.write_bytes((gzip.compress if path.suffix == ".gz" else bytes)((ARTICLES * 2).encode()))
@@ -188,8 +189,8 @@ def test_what_must_not_depend_on_the_cut_does_not(corpus_of, folder, shard_token
         assert by_sentence(shards) == by_sentence([one]), "sentences and documents"
         assert sum((shard.after for shard in shards if shard.last), Progress()) == one.after, "counts and the hash"
         assert corpus.digest() == whole.digest() == one.after.digest
-        for records in range(0, one.after.records, 7):
-            assert corpus.digest(records) == whole.digest(records)
+        records = min(records, one.after.records)
+        assert corpus.digest(records) == whole.digest(records)
         numbers = [shard.first + row for shard in shards for row in range(len(shard.sentences))]
         assert numbers == sorted(set(numbers)), "sentences are numbered in the order of the corpus"
         assert [shard.part for shard in shards if shard.last] == [part.number for part in corpus.parts()]

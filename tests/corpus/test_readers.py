@@ -23,6 +23,8 @@ from tests.tiny import some_text
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="needs processes that can be forked")
 
 NUMBERS = [str(number) for number in range(40)]
+ONE_AND_TWO = [1, pytest.param(2, marks=pytest.mark.slow)]
+"""The same test in this process, and with processes that start for seconds."""
 
 
 def doubled(factor: int, number: str) -> int:
@@ -60,23 +62,25 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 40])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_AND_TWO)
 def test_results_come_in_the_order_of_the_items(count, workers):
     assert list(shared(doubled, 2, NUMBERS[:count], workers=workers)) == [2 * number for number in range(count)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_AND_TWO)
 def test_an_error_in_the_work_reaches_the_caller(workers):
     with pytest.raises(ValueError, match="invalid literal"):
         list(shared(doubled, 2, [*NUMBERS[:20], "six"], workers=workers))
 
 
+@pytest.mark.slow
 def test_an_error_that_cannot_be_sent_comes_with_its_name():
     with pytest.raises(RuntimeError, match=r"in a process that reads the text: StrangeError: 0 and \d+") as caught:
         list(shared(strange, 2, NUMBERS, workers=2))
     assert str(os.getpid()) not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_ended_is_an_error_and_not_a_wait():
     with pytest.raises(CorpusError, match="was ended from outside"):
         list(shared(gone, 2, NUMBERS, workers=2))
@@ -104,11 +108,13 @@ def is_group(pid):
     return True
 
 
+@pytest.mark.slow
 def test_items_and_results_may_be_larger_than_a_pipe():
     items = [bytes([number]) * 2_000_000 for number in range(10)]
     assert [one[:2] for one in shared(large, 3_000_000, items, workers=2)] == [item[:2] for item in items]
 
 
+@pytest.mark.slow
 def test_items_are_read_only_a_little_ahead():
     read = 0
 
@@ -124,7 +130,7 @@ def test_items_are_read_only_a_little_ahead():
     results.close()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_AND_TWO)
 @pytest.mark.parametrize("good", [2, 20])
 def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, good):
     def items():
@@ -137,6 +143,7 @@ def test_an_error_of_the_items_comes_behind_the_results_before_it(workers, good)
         next(results)
 
 
+@pytest.mark.slow
 def test_processes_that_are_ready_have_todays_environment(monkeypatch):
     with getting_ready(2):
         (ready,) = readers._ready
@@ -157,6 +164,7 @@ def test_processes_that_were_ready_for_nothing_are_ended():
     assert not group(ready)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -188,7 +196,10 @@ def text(file):
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(("unit", "limit_tokens"), [("sentence", None), ("line", 1500), ("window:5", None)])
+@pytest.mark.parametrize(
+    ("unit", "limit_tokens"),
+    [("sentence", None), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("line", 1500), ("window:5", None)])],
+)
 def test_processes_give_the_shards_that_a_thread_gives(corpus_of, text, unit, limit_tokens):
     options = {"unit": unit, "shard_tokens": 300, "limit": 24, "limit_tokens": limit_tokens, "part_shards": 3}
     corpus = corpus_of([text, text], **options)
@@ -204,6 +215,7 @@ def test_processes_give_the_shards_that_a_thread_gives(corpus_of, text, unit, li
     corpus.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_what_is_done_is_left_out_and_a_change_is_noticed(corpus_of, text):
     corpus = corpus_of(text, shard_tokens=300, workers=2)
@@ -215,6 +227,7 @@ def test_what_is_done_is_left_out_and_a_change_is_noticed(corpus_of, text):
         list(corpus.stream(done=done))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_an_error_in_the_text_comes_behind_the_shards_before_it(corpus_of, file):
     path = file("a.txt", some_text(300).encode() + b"\xff\n")
@@ -238,6 +251,7 @@ def assert_ends(processes):
     assert not group(processes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_an_abandoned_reading_ends_its_processes_and_what_was_given_stays(corpus_of, text):
     corpus = corpus_of([text] * 20, shard_tokens=50, workers=2)
@@ -255,6 +269,7 @@ def test_an_abandoned_reading_ends_its_processes_and_what_was_given_stays(corpus
     corpus.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_a_corpus_that_nobody_has_any_more_ends_its_processes(corpus_of, text):
     corpus = corpus_of(text, shard_tokens=300, workers=2)
@@ -288,6 +303,7 @@ if sys.argv[2] == "interrupted":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["left", "killed", "interrupted"])
 def test_a_program_that_ends_in_the_middle_leaves_nobody_behind(text, tmp_path, how):
     script = tmp_path / "script.py"
@@ -311,6 +327,7 @@ def test_a_program_that_ends_in_the_middle_leaves_nobody_behind(text, tmp_path, 
     pytest.fail("somebody is left")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_ctrl_c_is_left_to_the_parent(corpus_of, text):
     corpus = corpus_of(text, shard_tokens=300, workers=2)
@@ -319,6 +336,7 @@ def test_ctrl_c_is_left_to_the_parent(corpus_of, text):
     corpus.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_lists_are_read_by_processes_too_but_not_what_a_script_defines(corpus_of):
     texts = [f"the river {number}" for number in range(500)]

@@ -68,6 +68,7 @@ class Crash(BaseException):
     """Stands for the moment of a kill."""
 
 
+@pytest.mark.slow
 def test_its_column_is_in_the_run_also_after_a_kill_and_in_what_shows_a_cell(
     gpt2, long_text, install, tmp_path, monkeypatch
 ):

@@ -99,6 +99,7 @@ def stopped(gpt2, long_text, tmp_path, in_parts, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_any_worker_goes_on_with_what_others_have_left(gpt2, long_text, stopped, tmp_path):
     build_index(gpt2, long_text, out=stopped, **SETTINGS)
     build_index(gpt2, long_text, out=tmp_path / "whole", **SETTINGS)
@@ -203,6 +204,7 @@ def test_two_workers_on_one_gpu_make_the_bytes_of_one(gpt2_folder, long_text, tm
     assert content(tmp_path / "two") == content(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_shards_that_are_read_while_others_are_written_are_held_and_kept_together(gpt2, long_text, tmp_path, monkeypatch):
     """As on a GPU, which does not wait for the disk."""
     build_index(gpt2, long_text, out=tmp_path / "whole", **SETTINGS)

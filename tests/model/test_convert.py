@@ -67,6 +67,7 @@ convert.convert(sys.argv[1], sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_conversion_left_is_cleared_by_the_next_and_nothing_else(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(TINY), str(tmp_path / "out")], check=False)
     (left,) = tmp_path.iterdir()

@@ -13,7 +13,9 @@ from ffmem.model.discovery import discover
 from ffmem.model.loading import load_model
 from tests.tiny import UNKNOWN, VARIANTS, tiny_model
 
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+both_dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
 FOUND = {
     "cohere": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
     "olmo": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
@@ -43,7 +45,10 @@ def test_an_unknown_architecture_is_found_by_shape(memories, recorded, variant, 
     [
         *((variant, torch.float32) for variant in VARIANTS if variant not in (PROJECTED, BANDED)),
         # In half precision, one of each way to add up a block.
-        *((variant, torch.bfloat16) for variant in ("gpt2", "gptj", "bloom", "falcon-new", "gemma2", "phi3", "olmo2")),
+        *(
+            pytest.param(variant, torch.bfloat16, marks=pytest.mark.slow)
+            for variant in ("gpt2", "gptj", "bloom", "falcon-new", "gemma2", "phi3", "olmo2")
+        ),
     ],
 )
 def test_a_known_variant_is_found_as_its_row_says(memories, recorded, ids, variant, dtype):

@@ -10,7 +10,9 @@ from ffmem.model.families import FAMILIES, Family, Variant
 from ffmem.model.loading import load_model
 from tests.tiny import UNKNOWN, VARIANTS, VOCABULARY, tiny_model
 
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+both_dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 

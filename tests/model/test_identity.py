@@ -106,6 +106,18 @@ def test_a_tokenizers_hash_does_not_change_with_its_use():
     assert tokenizer_hash(tokenizer) == before
 
 
+def test_a_tokenizer_that_is_changed_in_its_place_has_another_hash():
+    tokenizer = word_tokenizer()
+    before = tokenizer_hash(tokenizer)
+    tokenizer.add_tokens(["another"])
+    assert tokenizer_hash(tokenizer) != before
+    vocabulary = {"a": 0}
+    slow = type("Slow", (), {"get_vocab": lambda self: vocabulary, "special_tokens_map": {}})()
+    before = tokenizer_hash(slow)
+    vocabulary["b"] = 1
+    assert tokenizer_hash(slow) != before
+
+
 def test_a_tokenizer_without_a_backend_is_hashed_by_its_vocabulary():
     def slow(vocabulary):
         return type("Slow", (), {"get_vocab": lambda self: vocabulary, "special_tokens_map": {"eos_token": "a"}})()

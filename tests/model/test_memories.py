@@ -28,7 +28,9 @@ def read(model, ids, layers=None):
 
 
 @every_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
 def test_reading_hands_over_what_enters_each_value_matrix(memories, ids, variant, dtype):
     model = memories(variant, dtype)
     caught = []

@@ -299,6 +299,7 @@ def test_errors_are_one_line_and_leave_the_old_page(tmp_path):
     assert (index.path / "report.html").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_torch(run, tmp_path):
     code = f"""
 import sys

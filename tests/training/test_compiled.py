@@ -37,6 +37,7 @@ print(json.dumps({"losses": losses, "rare": len(rare), "graphs": counters["stats
 """
 
 
+@pytest.mark.slow
 def test_compiled_steps_have_the_same_loss_and_are_compiled_once_for_each_shape_of_windows(text, tmp_path):
     # In a process of its own: here beartype looks at every call, which a compiler cannot. The graphs, forward and backward,
     # are those that inductor would get; to turn them into C++ takes a minute, and needs a compiler.

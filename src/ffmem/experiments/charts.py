@@ -75,7 +75,7 @@ def plot(figures: Sequence[Figure], result: Result, layers: int | None = None) -
     return side_by_side(charts)
 
 
-def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: str | None = None) -> LayerChart:
+def draw(panel: Panel, alt: str, name: str, *, title: str | None = None) -> LayerChart:
     """The chart of one panel: intervals, bars, lines and points, which a click in the legend singles out."""
     al = altair()
     curves = [curve for curve in panel.curves if curve.points]
@@ -102,7 +102,7 @@ def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: 
         if not rows:
             return
         # Only the first has a name: altair would hang the selection on each named layer of charts side by side.
-        base = al.Chart(al.Data(values=rows), **({} if layers else {"name": f"{name}_{form}"}))
+        base = al.Chart(al.Data(values=tuple(rows)), **({} if layers else {"name": f"{name}_{form}"}))
         strength = al.condition(picked, al.value(mark.pop("opacity")), al.value(0.08))
         layers.append(getattr(base, f"mark_{mark.pop('type')}")(**mark).encode(**shared | channels, opacity=strength))
 
@@ -124,7 +124,7 @@ def draw(panel: Panel, alt: str, name: str, *, width: int | str = WIDTH, title: 
     # Nothing to see but its legend, which shows a square for bars and a stroke for lines.
     keys = [rows[0] for rows in chain.from_iterable(every.values())]
     layer("key", keys, {"type": "point", "opacity": 0, "filled": True, "size": 0, "aria": False}, y=y("value"), shape=shape)
-    chart = al.layer(*layers).add_params(picked).properties(width=width, height=HEIGHT, description=alt)
+    chart = al.layer(*layers).add_params(picked).properties(width=WIDTH, height=HEIGHT, description=alt)
     heading = panel.title if title is None else title
     return chart.properties(title=heading) if heading else chart
 

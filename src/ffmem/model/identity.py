@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,11 +53,16 @@ def _config(config: Any) -> bytes:
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """The hash of a tokenizer's vocabulary, rules and special tokens, which together decide the ids of a text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
-    # A call with padding or truncation leaves its settings in the backend.
-    rules = json.dumps({**rules, "padding": None, "truncation": None} if backend is not None else rules, sort_keys=True)
     special = json.dumps(
         {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}, ensure_ascii=True
     )
-    return hashlib.sha256(f"{special}\n{rules}".encode()).hexdigest()
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return _hash_of_rules(special, backend.to_str() if backend is not None else tuple(tokenizer.get_vocab().items()))
+
+
+@lru_cache(maxsize=1)
+def _hash_of_rules(special: str, rules: str | tuple[tuple[str, int], ...]) -> str:
+    """The hash, kept for the next who asks about equal rules: sorting a large vocabulary takes a second."""
+    # A call with padding or truncation leaves its settings in the backend.
+    kept = {**json.loads(rules), "padding": None, "truncation": None} if isinstance(rules, str) else dict(rules)
+    return hashlib.sha256(f"{special}\n{json.dumps(kept, sort_keys=True)}".encode()).hexdigest()

@@ -160,15 +160,16 @@ def figure_section(experiment: Experiment, figure: Figure, results: Results, lay
     if experiment.name not in results:
         return element("section", heading, element("p", figure.see), missing(experiment.name))
     found = figure.panels(results[experiment.name], Axis(layers), controls.get(experiment.name))
+    drawn = [draw(panel, figure.alt, f"{figure.name}_{at}") for at, panel in enumerate(found, 1)]
     charts, specs = [], []
-    for at, panel in enumerate(found, 1):
+    for at, (panel, chart) in enumerate(zip(found, drawn, strict=True), 1):
         id = f"{figure.name}-{at}"
-        spec = draw(panel, figure.alt, f"{figure.name}_{at}", width="container").to_dict()
+        spec = chart.to_dict() | {"width": "container"}
         spec.pop("$schema", None)  # an address, which nothing here needs
         spec.pop("config", None)
         charts.append(element("div", class_="chart", id=id, role="group", aria_label=_label(figure.alt, panel)))
         specs.append(data(f"{id}-spec", spec))
-    still = svg(side_by_side([draw(panel, figure.alt, f"{figure.name}_{at}") for at, panel in enumerate(found, 1)]))
+    still = svg(side_by_side(drawn))
     source = f"data:image/svg+xml;base64,{b64encode(still.encode()).decode()}"
     image = Raw(f'<noscript><img alt="{escape(figure.alt)}" src="{source}"></noscript>')
     return element(
