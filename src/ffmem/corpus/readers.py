@@ -40,7 +40,7 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ffmem.corpus.readers import serve; serve(sys.argv[2:])"
 )
 _ready: list[_Processes] = []
-"""Processes that `get_ready` has started before they are needed."""
+"""Processes that `getting_ready` has started before they are needed."""
 
 
 def cores() -> int:
