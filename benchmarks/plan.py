@@ -26,7 +26,8 @@ from ffmem.corpus.sentences import Unit
 from ffmem.corpus.sources import open_source
 from ffmem.corpus.tokens import Encoder
 from ffmem.indexing.collect import LayerCollector
-from ffmem.indexing.tables import TRIGGER_SCHEMA, referenced_sentences, trigger_batches, write_table
+from ffmem.indexing.tables import TRIGGER_SCHEMA, referenced_sentences, trigger_batches
+from ffmem.run.folder import write_table
 
 RATES = Path(__file__).parents[1] / "src" / "ffmem" / "indexing" / "rates.json"
 ROUNDS = 3

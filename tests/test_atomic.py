@@ -167,7 +167,7 @@ def test_every_library_that_writes_is_heard_when_the_disk_is_full(tmp_path, kind
 import resource, sys, numpy as np, pyarrow as pa, torch
 from pathlib import Path
 from ffmem.indexing.sealed import save_sealed
-from ffmem.indexing.tables import write_table
+from ffmem.run.folder import write_table
 from ffmem.atomic import atomic_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 with atomic_file(Path({str(tmp_path / "a.bin")!r})) as path:

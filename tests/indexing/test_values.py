@@ -12,10 +12,9 @@ import torch
 
 from ffmem import build_index, compare, experiments, export, intervene, load_model, open_index, recipe, trace, values
 from ffmem.errors import ModelError, RunError
-from ffmem.indexing.tables import write_table
 from ffmem.indexing.values import together
 from ffmem.live.causal import causal
-from ffmem.run.folder import VALUES, RunFolder
+from ffmem.run.folder import VALUES, RunFolder, write_table
 from ffmem.run.manifest import ValueFacts
 from ffmem.run.model import model_of
 from ffmem.run.reader import Index

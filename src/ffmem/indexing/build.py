@@ -25,10 +25,9 @@ from ffmem.indexing import checkpoint
 from ffmem.indexing.cluster import Capacity, connected, get_ray
 from ffmem.indexing.devices import Devices, crowded, share_out
 from ffmem.indexing.estimate import Estimate, estimate, estimate_tokens
-from ffmem.indexing.full_pass import Pass
+from ffmem.indexing.full_pass import Pass, Timing
 from ffmem.indexing.provenance import ModelInfo, agree, check_same_corpus, new_manifest, sample_of
 from ffmem.indexing.request import Request, resolve
-from ffmem.indexing.timing import Timing
 from ffmem.indexing.workers import Workers
 from ffmem.model.families import reads_wikitext
 from ffmem.model.loading import load_model

@@ -20,28 +20,42 @@ from ffmem.corpus.shards import Progress
 from ffmem.errors import CorpusError, RunError
 from ffmem.indexing import checkpoint
 from ffmem.indexing.actor import Job
-from ffmem.indexing.checkpoint import Kept, ShardId, State
-from ffmem.indexing.merge import kept_sentences, merged, renumber, shifts
+from ffmem.indexing.checkpoint import SENTENCE_SCHEMA, Kept, ShardId, State
 from ffmem.indexing.provenance import ModelInfo
 from ffmem.indexing.tables import (
-    SENTENCE_SCHEMA,
     TOKEN_SCHEMA,
     TRIGGER_SCHEMA,
     cell_batches,
     cell_schema,
+    kept_sentences,
+    merged,
     referenced_sentences,
+    renumber,
+    shifts,
     token_batch,
     trigger_batches,
-    write_table,
 )
-from ffmem.indexing.timing import Timing
 from ffmem.indexing.worker import Worker, make_collectors
 from ffmem.indexing.workers import Workers
 from ffmem.model.memories import MemoryModel
 from ffmem.model.tokens import vocabulary_texts
 from ffmem.progress import Reporter
-from ffmem.run.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder
+from ffmem.run.folder import CELLS, SENTENCES, TOKENS, TRIGGERS, WORK, RunFolder, write_table
 from ffmem.run.manifest import Counts, Manifest
+
+
+class Timing:
+    """The seconds between the marks of a run's steps, by their names, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def mark(self, step: str) -> None:
+        """Note that a step ends now; one that has ended before is not noted again."""
+        if step not in self.seconds:
+            now = time.monotonic()
+            self.seconds[step], self._last = round(now - self._last, 3), now
 
 
 class Pass:

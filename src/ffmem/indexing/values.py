@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ffmem.corpus.ahead import ahead
 from ffmem.errors import FfmemError, RunError
-from ffmem.indexing.tables import write_table
 from ffmem.model.memories import MemoryModel
 from ffmem.progress import reporting
-from ffmem.run.folder import VALUES, VALUES_ANEW, values_of
+from ffmem.run.folder import VALUES, VALUES_ANEW, values_of, write_table
 from ffmem.run.manifest import ValueFacts
 from ffmem.run.model import VALUE_SCHEMA, model_of, project
 from ffmem.run.reader import Index, open_index
