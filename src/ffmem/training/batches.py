@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ffmem.model.adaptive.bands import Tail, tails_of
 from ffmem.model.adaptive.config import BandShape
+from ffmem.training.state import uninterrupted
 from ffmem.training.stream import MARK, Ids
 
 AHEAD = 4
@@ -86,7 +87,8 @@ class Reader:
         thread.start()
         try:
             while True:
-                item = ready.get()
+                with uninterrupted():  # an interrupt in the midst of the queue's own work would leave its lock taken
+                    item = ready.get()
                 if isinstance(item, BaseException):
                     raise item
                 yield item
