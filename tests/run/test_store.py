@@ -162,8 +162,8 @@ def test_what_others_write_is_seen_at_once(url):
     put(folder, "work/a", b"1")
     assert (folder.names(""), folder.size("work/a"), folder.exists("work/b")) == (["work/a"], 1, False)
     fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
-    for name in ("a", "b"):
-        fs.pipe_file(f"{root}/work/{name}", b"22")
+    for name in ("work/a", "work/b"):
+        fs.pipe_file(f"{root}/{name}", b"22")
     assert (folder.names("work"), folder.size("work/a"), folder.exists("work/b")) == (["work/a", "work/b"], 2, True)
     assert folder.disk_use() == 4
 
